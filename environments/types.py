@@ -289,6 +289,11 @@ class Trajectory:
     """Excluded from training: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
+    forked_from: str = ""
+    """The member of its group, such as 0001, whose first turns it begins with; empty for one that begins with
+    the task."""
+    num_shared_turns: int = 0
+    """Number of those turns: they were sampled once, for the other member."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: a step holds what is new in it. Everything reads as before afterwards."""
@@ -330,9 +335,15 @@ class Trajectory:
         return [step.completion for step in self.steps if step.completion is not None]
 
     @property
+    def own_completions(self) -> list[Completion]:
+        """The completions that were sampled for it, and not for the member that it forks from."""
+        own = self.steps[self.num_shared_turns :]
+        return [step.completion for step in own if step.completion is not None]
+
+    @property
     def num_sampled_tokens(self) -> int:
-        """Number of tokens that were sampled in all turns."""
-        return sum(completion.num_completion_tokens for completion in self.completions)
+        """Number of tokens that were sampled in all of its own turns."""
+        return sum(completion.num_completion_tokens for completion in self.own_completions)
 
     @property
     def num_response_tokens(self) -> int:

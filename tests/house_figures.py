@@ -15,7 +15,7 @@ from pathlib import Path
 
 from source_tree import LAYERS, Module, import_graph, modules_in
 
-FORMS = {"BaseModel", "Body", "TypedDict", "Enum", "StrEnum", "IntEnum"}
+FORMS = {"BaseModel", "Body", "Part", "TypedDict", "Enum", "StrEnum", "IntEnum"}
 """Bases of classes whose fields are those of a request body, or the names of choices."""
 SETTINGS = ("Config", "Settings", "Options", "Params")
 """Ends of the names of classes whose fields are settings."""

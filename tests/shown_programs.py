@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS, GUIDE, HTTP, MIGRATION = (
-    f".docs/pages/{page}.md" for page in ("commands", "guide", "http", "migration")
+COMMANDS, GUIDE, HTTP, MIGRATION, PROGRAMS = (
+    f".docs/pages/{page}.md" for page in ("commands", "guide", "http", "migration", "programs")
 )
 
 
@@ -26,3 +26,4 @@ def programs(page: str) -> list[str]:
 (CONVERSATION,) = programs(HTTP)
 SHOP, CHECK = programs(GUIDE)
 COLLECT, TRAIN = programs(MIGRATION)
+SOLVE, SOLVE_BY_PROGRAM = programs(PROGRAMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import operator
 import os
@@ -12,15 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_programs import CHECK, COLLECT, COMMANDS, GUIDE, HTTP, MIGRATION, OWN, ROOT, SHOP, TRAIN, text_of
+from shown_programs import (
+    CHECK,
+    COLLECT,
+    COMMANDS,
+    GUIDE,
+    HTTP,
+    MIGRATION,
+    OWN,
+    ROOT,
+    SHOP,
+    SOLVE,
+    SOLVE_BY_PROGRAM,
+    TRAIN,
+    text_of,
+)
 from test_folder_readmes import READMES
 
+from actors.gateway.function import pair_of
+from actors.rollouts.journal import Journal
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments import TerminationReason
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training.stages.chosen import STAGES, chosen_stages
 from launch.validation.trial import check_agent
 from launch.workload import load_workload
+from policies.sampler import ScriptedSampler
 
 PAGES = [
     ROOT / "README.md",
@@ -153,3 +172,42 @@ def test_names_that_the_page_gives_for_the_references_exist() -> None:
     reasons = set(re.findall(r"`TerminationReason\.(\w+)`", here))
     assert {"PROMPT_TOO_LONG", "RESPONSE_BUDGET_SPENT"} == reasons <= set(TerminationReason.__members__)
     assert {"warm_start", "expert_iteration"} <= set(STAGES)
+
+
+CALLING = """#!{python}
+import json, os, sys, urllib.request
+messages = [{{"role": "user", "content": open(sys.argv[2]).read()}}]
+body = json.dumps({{"model": "any", "messages": messages}}).encode()
+headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+open("answer.txt", "w").write(message["content"])
+"""
+
+
+def test_programs_of_the_page_are_played_and_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "my-agent"
+    program.write_text(CALLING.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_program.py").write_text(SOLVE)
+    names: dict[str, Any] = {}
+    exec(SOLVE_BY_PROGRAM, names)
+    call = '<tool_call>\n{"name": "price", "arguments": {"item": "pears"}}\n</tool_call>'
+    with_tool = load_workload("my_program", seed=0).rollout
+    for rollout, replies in ((with_tool, [call, "\\boxed{21}"]), (names["solve_by_program"], ["21"])):
+        task = {"question": "What do 3 pears cost? Answer in \\boxed{}.", "ground_truth": "21"}
+        request = RolloutRequest(rollout_id="a/0", group_id="a", task=task)
+        pair, script = pair_of(None, None, rollout, {}, {}), ScriptedSampler(replies)
+        env = pair.make_env(request)
+        trajectory = run_rollout(
+            pair.make_agent(),
+            env,
+            lambda request, script=script: asyncio.run(script.sample(request)),
+            request,
+            RolloutLimits(),
+            Journal(),
+        )
+        env.close()
+        assert (trajectory.reward, len(trajectory.steps)) == (1.0, len(replies))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections import defaultdict, deque
 from concurrent.futures import Future
 from contextlib import suppress
@@ -42,15 +43,19 @@ class ProgramCalls:
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
         """Calls whose client has gone before it had the answer; the gateway's thread alone uses them."""
         self._over = ""
+        self._lock = threading.Lock()
+        """Held while a call comes in, or none may come any more: so each is played or refused."""
 
     def take(self, call: PolicyCall) -> WaitingCall:
         """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
         if abandoned := self._abandoned[call.digest]:
             return abandoned.popleft()
         waiting = WaitingCall(call)
-        self._events.put(waiting)
-        if self._over:
-            self._refuse()
+        with self._lock:
+            if self._over:
+                self.fail(waiting)
+            else:
+                self._events.put(waiting)
         return waiting
 
     def abandon(self, waiting: WaitingCall) -> None:
@@ -67,8 +72,15 @@ class ProgramCalls:
 
     def refuse(self, why: str) -> ProgramEnd | None:
         """Answer all calls with an error from now on; return the program's end if it is there."""
-        self._over = why
-        return self._refuse()
+        with self._lock:
+            self._over = why
+        with suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, ProgramEnd):
+                    return event
+                self.fail(event)
+        return None
 
     def wait_for_end(self, seconds: float) -> ProgramEnd | None:
         """Wait for the program's end, and answer what it asks until then with an error."""
@@ -87,12 +99,3 @@ class ProgramCalls:
 
         error = RequestError(f"The policy answers no more: {self._over}.", code="rollout_ended")
         waiting.answer.set_exception(error)
-
-    def _refuse(self) -> ProgramEnd | None:
-        with suppress(queue.Empty):
-            while True:
-                event = self._events.get_nowait()
-                if isinstance(event, ProgramEnd):
-                    return event
-                self.fail(event)
-        return None

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
 from environments.sandbox.process_tree import (
     KILL_SECONDS,
     files_within,
-    kill_started,
     remove_folder,
     usage_of,
 )
 
 MODEL = "policy"
 """Name of the model, for clients that want one; any other name means the same."""
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 WATCH_SECONDS = 0.2
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that programs need to start; the others stay here."""
@@ -71,7 +73,7 @@ class PolicyClient:
     def __init__(self, url: str, api_key: str, is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{url}/v1", api_key, MODEL
         self._url, self._is_async = url, is_async
-        self._programs: set[subprocess.Popen[bytes]] = set()
+        self._programs: set[_Supervised] = set()
         self._is_closed = False
 
     @cached_property
@@ -80,8 +82,7 @@ class PolicyClient:
         import openai
 
         kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
-        # The rollout has a time limit of its own, and a call that is repeated would be played twice.
-        return kind(base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=None)
+        return kind(base_url=self.base_url, api_key=self.api_key, **self._options(openai))
 
     @cached_property
     def anthropic(self) -> Any:
@@ -89,7 +90,18 @@ class PolicyClient:
         import anthropic
 
         kind = anthropic.AsyncAnthropic if self._is_async else anthropic.Anthropic
-        return kind(base_url=self._url, api_key=self.api_key, max_retries=0, timeout=None)
+        return kind(base_url=self._url, api_key=self.api_key, **self._options(anthropic))
+
+    def _options(self, package: Any) -> dict[str, Any]:
+        """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
+        kind = package.DefaultAsyncHttpxClient if self._is_async else package.DefaultHttpxClient
+        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=False)}
+
+    async def aclose(self) -> None:
+        """Close the connections of a coroutine function, in its event loop."""
+        for name in ("openai", "anthropic"):
+            if name in vars(self):
+                await vars(self)[name].close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,27 +147,20 @@ class PolicyClient:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
             output = ending.enter_context(tempfile.TemporaryFile())
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-            try:
-                program = subprocess.Popen(
-                    list(command),
-                    cwd=folder,
-                    env={**kept, "HOME": folder, **self.environment, **environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise AgentError(f"The program {list(command)} cannot be started: {error}.") from error
+            variables = {**kept, "HOME": folder, **self.environment, **environment}
+            if shutil.which(command[0], path=variables.get("PATH")) is None:
+                raise AgentError(f"The program {command[0]!r} of {list(command)} is not found: install it.")
+            program = _Supervised(command, folder, variables, output)
             self._programs.add(program)
-            ending.callback(self._kill, program)
-            limit = "the end of the rollout" if self._is_closed else _watch(program, folder, limits)
-            self._kill(program)
+            ending.callback(self._programs.discard, program)
+            ending.callback(program.end)
+            limit = "the end of the rollout" if self._is_closed else _watch(program.process, folder, limits)
+            exit_code = program.end()
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
             found = {name: Path(folder, name) for name in collect}
             return ProgramResult(
-                exit_code=program.wait(),
+                exit_code=exit_code,
                 output=clip(text, limits.output_bytes),
                 limit=limit,
                 files={name: path.read_bytes() for name, path in found.items() if path.is_file()},
@@ -165,17 +170,38 @@ class PolicyClient:
         """End all programs; none can be started any more."""
         self._is_closed = True
         for program in list(self._programs):
-            self._kill(program)
+            program.end()
 
-    def _kill(self, program: subprocess.Popen[bytes]) -> None:
-        """End a program and what it has started; its environment holds the key of the rollout."""
-        if program not in self._programs:
-            return
-        kill_started(program.pid, f"OPENAI_API_KEY={self.api_key}")
-        with suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait(KILL_SECONDS)
-        self._programs.discard(program)
+
+class _Supervised:
+    """A program under a supervisor, which ends with this process at the latest."""
+
+    def __init__(
+        self, command: Sequence[str], folder: str, variables: Mapping[str, str], output: IO[bytes]
+    ) -> None:
+        reading, self._owner = os.pipe()
+        self._lock = threading.Lock()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", SUPERVISOR, str(reading), *command],
+                cwd=folder,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(reading,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+
+    def end(self) -> int:
+        """End it and all that it has started; return the program's exit code. Several threads may call it."""
+        with self._lock:
+            if self._owner >= 0:
+                os.close(self._owner)
+                self._owner = -1
+            return self.process.wait(KILL_SECONDS)
 
 
 def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any
@@ -34,9 +35,9 @@ from policies.agents.parsers import ToolParser, get_tool_parser
 from policies.gateway.answers import for_template, message_of
 from policies.gateway.session import Json, Session
 
-Reward = float | RewardOutput
+Reward = float | RewardOutput | Sequence[float]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
-"""Solves a task with the policy that its client reaches, and returns the reward."""
+"""Solves a task with the policy that its client reaches, and returns the reward: of all, or of each call."""
 
 END_SECONDS = 30.0
 """Seconds that a function has to return its reward when a limit has ended its rollout."""
@@ -74,6 +75,8 @@ class FunctionAgent(BaseAgent):
 
     def update_from_env(self, observation: Any, reward: float, done: bool, info: Json, **kwargs: Any) -> None:
         self._call = observation or self._call
+        for step, earned in zip(self.trajectory.steps, info.get("call_rewards", ()), strict=False):
+            step.reward = earned
 
     def update_from_model(self, response: str, tool_calls: list[Json] | None = None, **kwargs: Any) -> Action:
         completion: Completion = kwargs["completion"]
@@ -161,12 +164,14 @@ class FunctionEnv(BaseEnv):
         return self._next()
 
     def compute_final_reward(self) -> float | None:
-        """Return the function's reward, also where it returns after a limit has ended the rollout."""
+        """Return the reward of a function that returns after a limit has ended its rollout."""
+        if self._end is not None:  # its last step has the reward already
+            return None
         self._refuse("a limit of the rollout has ended it")
         self._end = self._end or self._calls.wait_for_end(END_SECONDS)
         if self._end is None or self._end.error is not None:
             return None
-        self._reward_output = self._judged(self._end.value)
+        _, self._reward_output = self._judged(self._end.value)
         return self._reward_output.reward
 
     def compute_metrics(self) -> dict[str, float]:
@@ -198,6 +203,7 @@ class FunctionEnv(BaseEnv):
                     "follows": placed.follows,
                     "branch": placed.branch,
                     "overruled": list(call.overruled),
+                    "dropped": list(call.dropped),
                 },
             }
             return observation, 0.0, False, {}
@@ -205,15 +211,27 @@ class FunctionEnv(BaseEnv):
         if event.error is not None:
             name = _name(self._rollout)
             raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
-        self._reward_output = self._judged(event.value)
-        return {}, self._reward_output.reward, True, {}
+        rewards, self._reward_output = self._judged(event.value)
+        return {}, rewards[-1], True, {"call_rewards": rewards}
 
-    def _judged(self, value: Any) -> RewardOutput:
+    def _judged(self, value: Any) -> tuple[list[float], RewardOutput]:
+        """The rewards of the calls, and the verdict on all of them."""
+        num_calls = self._session.num_calls
         if isinstance(value, Real | RewardOutput):
             verdict = value if isinstance(value, RewardOutput) else float(value)
-            return judge(lambda task_info, action: verdict, self._task, None)
+            output = judge(lambda task_info, action: verdict, self._task, None)
+            return [0.0] * (num_calls - 1) + [output.reward], output
+        if isinstance(value, list | tuple) and all(isinstance(each, Real) for each in value):
+            if len(value) != num_calls:
+                raise AgentError(
+                    f"{_name(self._rollout)} returned {len(value)} rewards after {num_calls} calls of the "
+                    "policy: return one for each, or one number."
+                )
+            total = math.fsum(value)
+            return list(map(float, value)), judge(lambda task_info, action: total, self._task, None)
         raise AgentError(
-            f"{_name(self._rollout)} returned {value!r}: return the reward, as a number or as a RewardOutput."
+            f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, or a "
+            "list with a number for each call."
         )
 
     def _refuse(self, why: str) -> None:
@@ -266,7 +284,10 @@ class Program:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await value
+        try:
+            return await value
+        finally:
+            await self._client.aclose()
 
 
 def _name(function: object) -> str:

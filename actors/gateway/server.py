@@ -9,58 +9,72 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import uvicorn
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from actors.gateway.calls import ProgramCalls
-from actors.serving.errors import HttpError, error_response
+from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
+from environments.errors import TroupeError
 from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
-from policies.model_api.errors import invalid_body
+from policies.model_api.dialects.base import Chat, Dialect
+from policies.model_api.dialects.errors import HttpError
+from policies.model_api.dialects.messages import Messages
+from policies.model_api.dialects.responses import Responses
 from policies.model_api.protocol import ChatRequest
 
 HOST = "127.0.0.1"
 """Only programs of this machine reach it."""
+DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/messages": Messages,
+    "/v1/responses": Responses,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A program's access: its calls, and its conversations by the ids of their responses."""
+
+    calls: ProgramCalls
+    conversations: dict[str, list[Json]] = field(default_factory=dict)
 
 
 class Gateway:
     """Answers the calls of all programs of this process, each by the session that its key opens."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, ProgramCalls] = {}
+        self._sessions: dict[str, _Session] = {}
         listening = socket.create_server((HOST, 0))
         self.url = f"http://{HOST}:{listening.getsockname()[1]}"
         """Address without ``/v1``."""
+        routes = [Route(path, self._answer, methods=["POST"]) for path in DIALECTS]
         app = Starlette(
-            routes=[
-                Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            ],
-            exception_handlers={Exception: _failed, 404: _not_found, 405: _not_found},
+            routes=[*routes, Route("/v1/models", self._models, methods=["GET"])],
+            exception_handlers={TroupeError: _failed, Exception: _failed, 404: _not_found, 405: _not_found},
         )
         config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
-        server = uvicorn.Server(config)
-        serve = functools.partial(server.run, sockets=[listening])
+        serve = functools.partial(uvicorn.Server(config).run, sockets=[listening])
         threading.Thread(target=serve, name="gateway", daemon=True).start()
 
     def open(self, calls: ProgramCalls) -> str:
         """Open a session; return the key by which its program calls."""
         key = secrets.token_urlsafe(24)
-        self._sessions[key] = calls
+        self._sessions[key] = _Session(calls)
         return key
 
     def close(self, key: str) -> None:
         """Let nobody call by ``key`` any more."""
         self._sessions.pop(key, None)
 
-    def _session(self, request: Request) -> ProgramCalls:
+    def _session(self, request: Request) -> _Session:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         if key not in self._sessions:
@@ -77,26 +91,33 @@ class Gateway:
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "troupe"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def _chat(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> Response:
+        """Answer a call in the dialect of its path."""
+        session = self._session(request)
         try:
-            calls = self._session(request)
-            body = ChatRequest.model_validate(json.loads(await request.body()))
-            call = policy_call(body)
-            completion = await _answered(request, calls, call, body)
-        except ValidationError as error:
-            return error_response(invalid_body(error.errors()))
-        except json.JSONDecodeError as error:
-            return error_response(HttpError(400, f"The body is no JSON: {error}."))
-        except Exception as error:  # noqa: BLE001  # the program gets it, in OpenAI's form
-            return error_response(error)
-        if body.stream:
-            return StreamingResponse(_events(completion, body.includes_usage), media_type=EVENTS)
-        return JSONResponse(completion)
+            body = json.loads(await request.body())
+        except ValueError as error:
+            raise HttpError(400, f"The body is no JSON: {error}.") from error
+        dialect = DIALECTS[request.url.path](body)
+        if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
+            dialect.follow(session.conversations[dialect.body.previous_response_id])
+        chat = dialect.chat_request()
+        call = policy_call(chat, dialect.dropped)
+        completion = await _completion(request, session.calls, call, chat)
+        if chat.stream:
+            events = [part async for _, part in dialect.events(chunks_of(completion, chat.includes_usage))]
+        else:
+            events = [dialect.answer(completion)]
+        if isinstance(dialect, Responses) and dialect.is_stored:
+            session.conversations[dialect.response_id] = dialect.conversation()
+        if not chat.stream:
+            return JSONResponse(events[0])
+        return StreamingResponse(_stream(events, dialect), media_type=EVENTS)
 
 
-async def _answered(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
+async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
-    answers = [await _answer(request, calls, call) for _ in range(body.num_choices)]
+    answers = [await _sampled(request, calls, call) for _ in range(body.num_choices)]
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]
@@ -106,7 +127,7 @@ async def _answered(request: Request, calls: ProgramCalls, call: PolicyCall, bod
     return {**completions[0], "choices": choices, "usage": usage}
 
 
-async def _answer(request: Request, calls: ProgramCalls, call: PolicyCall) -> Json:
+async def _sampled(request: Request, calls: ProgramCalls, call: PolicyCall) -> Json:
     """The answer to a call; it stays for the next connection if this one is lost before."""
     waiting = calls.take(call)
     answer = asyncio.ensure_future(asyncio.wrap_future(waiting.answer))
@@ -121,20 +142,22 @@ async def _answer(request: Request, calls: ProgramCalls, call: PolicyCall) -> Js
         gone.cancel()
 
 
-async def _events(completion: Json, includes_usage: bool) -> AsyncIterator[str]:
-    async for chunk in chunks_of(completion, includes_usage):
-        yield event(chunk)
-    yield "data: [DONE]\n\n"
+async def _stream(events: list[Json], dialect: Dialect) -> AsyncIterator[str]:
+    """The events of an answer, which is there as a whole."""
+    for part in events:
+        yield event(part)
+    if dialect.terminator is not None:
+        yield f"data: {dialect.terminator}\n\n"
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    return error_response(error)
+async def _failed(request: Request, error: Exception) -> Response:
+    return error_response(error, request.url.path)
 
 
-async def _not_found(_: Request, error: Exception) -> Response:
-    return error_response(
-        HttpError(404, "Nothing is here. A rollout's gateway has /v1/chat/completions and /v1/models.")
-    )
+async def _not_found(request: Request, _: Exception) -> Response:
+    present = ", ".join([*DIALECTS, "/v1/models"])
+    error = HttpError(404, f"Nothing is here. A rollout's gateway has {present}.")
+    return error_response(error, request.url.path)
 
 
 @functools.cache

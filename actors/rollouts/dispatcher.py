@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.requests import PendingRollout, pause_before
@@ -67,6 +67,8 @@ class Dispatcher:
         self.journals = JournalStore()
         self._pending: dict[str, PendingRollout] = {}
         self._waiting: list[PendingRollout] = []
+        self._forks: dict[str, list[PendingRollout]] = {}
+        """Rollouts that begin when another one has ended, by its id."""
         self._num_submitted = self._num_pausing = 0
         self._takers: list[asyncio.Future[None]] = []
 
@@ -76,12 +78,15 @@ class Dispatcher:
         return len(self._waiting) + self._num_pausing
 
     def submit(self, request: RolloutRequest) -> None:
-        """Let a new rollout wait for an actor: an urgent one before all others."""
+        """Let a new rollout wait for an actor, an urgent one first; a fork waits for its parent before."""
         rollout = PendingRollout(request, (not request.urgent, self._num_submitted))
         rollout.waiting_since = time.monotonic()
         self._num_submitted += 1
         self._pending[request.rollout_id] = rollout
-        self.put(rollout)
+        if request.fork is not None and request.fork.parent in self._pending:
+            self._forks.setdefault(request.fork.parent, []).append(rollout)
+        else:
+            self.put(rollout)
 
     def find(self, rollout_id: str) -> PendingRollout | None:
         """The rollout, unless it has been delivered or removed."""
@@ -114,10 +119,18 @@ class Dispatcher:
             self._waiting.remove(rollout)
             self.remove(rollout)
 
-    def remove(self, rollout: PendingRollout) -> None:
-        """Forget a rollout that is delivered, or that nobody waits for."""
+    def remove(self, rollout: PendingRollout, beginnings: Sequence[tuple[bytes, ...]] = ()) -> None:
+        """Forget a rollout that is delivered, or that nobody waits for, and let its forks wait for an actor.
+
+        Args:
+            beginnings: the turns that each of them shares with it.
+        """
         self._pending.pop(rollout.rollout_id, None)
         self.journals.drop(rollout.rollout_id)
+        for fork in self._forks.pop(rollout.rollout_id, ()):
+            fork.begin_with(beginnings)
+            fork.waiting_since = time.monotonic()
+            self.put(fork)
 
     def notify_waiters(self) -> None:
         """Let each ``take`` choose anew: other rollouts, slots or pairs are there."""

@@ -142,10 +142,17 @@ class JournalStore:
         self._entries: dict[str, dict[int, bytes]] = {}
         self._attempts: dict[str, int] = {}
 
-    def open(self, rollout_id: str, attempt: int) -> list[bytes]:
-        """The finished turns of an episode; from now on only this attempt may add to them."""
+    def open(self, rollout_id: str, attempt: int, beginning: Sequence[bytes] = ()) -> list[bytes]:
+        """The finished turns of an episode; from now on only this attempt may add to them.
+
+        Args:
+            beginning: turns that are finished before the first attempt.
+        """
         self._attempts[rollout_id] = attempt
-        entries = self._entries.setdefault(rollout_id, {})
+        if rollout_id not in self._entries:
+            self._entries[rollout_id] = dict(enumerate(beginning))
+            self._num_bytes += sum(map(len, beginning))
+        entries = self._entries[rollout_id]
         num_leading = _num_leading(entries)
         for index in [each for each in entries if each > num_leading]:  # they follow a turn that is lost
             self._num_bytes -= len(entries.pop(index))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from actors.rollouts.journal import MAX_STORE_BYTES
 from actors.rollouts.rollout import RolloutRequest
@@ -33,6 +33,8 @@ class PendingRollout:
     playing_since: float = 0.0
     last_turn: float = 0.0
     """Time when its last turn ended, or its first began."""
+    beginning: tuple[bytes, ...] = ()
+    """Journal of the turns that it shares with the rollout that it forks from."""
 
     @property
     def rollout_id(self) -> str:
@@ -42,6 +44,13 @@ class PendingRollout:
     def after(self) -> str | None:
         """The message that it goes on with, if it is a follow-up."""
         return self.request.follow_up.after if self.request.follow_up else None
+
+    def begin_with(self, beginnings: Sequence[tuple[bytes, ...]]) -> None:
+        """Begin with the journal that its parent has left for it, or with the task if that has left none."""
+        fork = self.request.fork
+        assert fork is not None, "only forks begin with turns of another rollout"
+        self.beginning = beginnings[fork.number] if beginnings else ()
+        self.request = replace(self.request, fork=replace(fork, num_turns=len(self.beginning)))
 
     def may_be_tried_by(self, slot: int, others: Collection[int]) -> bool:
         """True if the actor of ``slot`` has not failed at it, or those of all ``others`` have too."""

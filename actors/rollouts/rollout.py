@@ -22,6 +22,7 @@ from actors.rollouts.env_calls import (
     reset,
     take_action,
 )
+from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
@@ -137,6 +138,10 @@ class RolloutRequest:
     """Seconds that its pair waits for a follow-up after its end. ``None`` closes its environment at once."""
     max_response_tokens: int | None = None
     """A lower limit than the one of ``RolloutLimits``."""
+    fork: Fork | None = None
+    """The turns that it shares with another rollout. ``None`` begins with the task."""
+    forked_at: ForkPoints | None = None
+    """The turns at which others fork from it; ``None`` for none."""
 
 
 def run_rollout(
@@ -388,6 +393,9 @@ def finish(trajectory: Trajectory, request: RolloutRequest, reason: TerminationR
     trajectory.rollout_id = request.rollout_id
     trajectory.termination_reason = reason
     trajectory.reward = sum(step.reward for step in trajectory.steps)
+    if request.fork is not None and request.fork.num_turns:
+        trajectory.forked_from = request.fork.parent.rpartition("/")[2]
+        trajectory.num_shared_turns = request.fork.num_turns
     return trajectory
 
 

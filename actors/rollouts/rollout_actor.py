@@ -23,6 +23,7 @@ from actors.rollouts.rollout import (
     Pair,
     RolloutLimits,
     RolloutRequest,
+    boundary,
     failed,
     owned_by,
     run_rollout,
@@ -72,6 +73,8 @@ class RolloutResult(NamedTuple):
     """The journal of its turns, if it is retained and the environment can be rebuilt from it."""
     lost: bool = False
     """True if it failed because the pair that it goes on with could not be rebuilt."""
+    beginnings: tuple[tuple[bytes, ...], ...] = ()
+    """Journals with which the forks of this rollout begin, by their numbers."""
 
 
 class LivePair(NamedTuple):
@@ -150,6 +153,7 @@ class RolloutActor:
             reason, text = self._ending(error)
             trajectory = failed(request, reason, text, _played_steps(agent)[num_earlier:])
             trajectory.masked = reason is TerminationReason.TIMEOUT and self._limits.overlong_filter
+        beginnings = self._beginnings(request, trajectory, turns)
         usable = trajectory.termination_reason not in UNUSABLE_AFTER
         is_retained = request.keep_seconds is not None and trajectory.has_answer
         if is_retained and agent is not None and env is not None:
@@ -158,7 +162,7 @@ class RolloutActor:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
         if self._live_pair is None:
-            return RolloutResult(trajectory, usable, lost=lost)
+            return RolloutResult(trajectory, usable, lost=lost, beginnings=beginnings)
         is_whole = len(turns) == len(trajectory.steps)
         return RolloutResult(trajectory, usable, retained=True, turns=tuple(turns) if is_whole else ())
 
@@ -198,11 +202,30 @@ class RolloutActor:
             except ContractError as error:
                 raise LostError(str(error)) from error
 
+    def _beginnings(
+        self, request: RolloutRequest, trajectory: Trajectory, turns: Sequence[bytes]
+    ) -> tuple[tuple[bytes, ...], ...]:
+        """The journals with which the forks of a rollout begin: one that has ended before is shared whole.
+
+        None where infrastructure has spoilt it, so that its forks begin with the task.
+        """
+        if request.forked_at is None or _is_spoilt(trajectory):
+            return ()
+        try:
+            with boundary(
+                EnvironmentFailure, "choice of turns", "rollout.forks", f"at={request.forked_at.at}"
+            ):
+                chosen = request.forked_at.turns(trajectory.steps, self._limits.max_steps)
+        except TroupeError as error:
+            trajectory.termination_reason, trajectory.error = _reason(error), _report(error)
+            return ()
+        return tuple(tuple(turns[:turn]) for turn in chosen)
+
     def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
         """A journal that the fleet stores. New turns of a conversation are added to ``turns``."""
 
         def record(index: int, entry: bytes) -> None:
-            if request.keep_seconds is not None:
+            if request.keep_seconds is not None or request.forked_at is not None:
                 turns.append(entry)
             # Without a result: nothing waits for the fleet.
             self._fleet.record_turn.options(num_returns=0).remote(request.rollout_id, attempt, index, entry)
@@ -290,6 +313,11 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
             return list(agent.trajectory.steps)
     except AgentError:  # it failed before it had one; what failed is reported already
         return []
+
+
+def _is_spoilt(trajectory: Trajectory) -> bool:
+    reason = trajectory.termination_reason
+    return reason is not None and reason.is_infrastructure
 
 
 def _reason(error: TroupeError) -> TerminationReason:

@@ -114,8 +114,8 @@ class SlotLoop:
         history = () if slot.pair is not None else self._past_messages.before(request)
         if history is None:
             return self._lost(request)
-        entries = self._dispatcher.journals.open(request.rollout_id, rollout.attempt)
-        self._totals.num_resumed_turns += len(entries)
+        entries = self._dispatcher.journals.open(request.rollout_id, rollout.attempt, rollout.beginning)
+        self._totals.num_resumed_turns += len(entries) - len(rollout.beginning)
         result = await slot.play(rollout, entries, history)
         if result.retained:
             if result.turns:
@@ -160,5 +160,5 @@ class SlotLoop:
                 return
             if rollout.attempt > 1:
                 trajectory.error = f"{trajectory.error}\n(after {rollout.attempt} attempts)"
-        self._dispatcher.remove(rollout)
+        self._dispatcher.remove(rollout, result.beginnings)
         await self._finished.put(trajectory)

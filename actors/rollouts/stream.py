@@ -71,8 +71,15 @@ class TrajectoryStream:
     def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
         """Have ``requests`` rolled out, except those that are ``finished`` already: a resumed run plays
         nothing twice. All requests of a group have to come in the same call.
+
+        A rollout is played again with all that fork from it, unless all of them are finished: only it has
+        the state of the environment with which they begin.
         """
         there = {trajectory.rollout_id: trajectory for trajectory in finished}
+        incomplete = {_root(request) for request in requests if request.rollout_id not in there}
+        for request in requests:
+            if _root(request) in incomplete:
+                there.pop(request.rollout_id, None)
         for request in requests:
             trajectory = there.get(request.rollout_id)
             if trajectory is not None:
@@ -168,6 +175,10 @@ class TrajectoryStream:
         elif now - self._idle_since > NO_ACTOR_SECONDS:
             self._idle_since = now
             logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
+
+
+def _root(request: RolloutRequest) -> str:
+    return request.rollout_id if request.fork is None else request.fork.parent
 
 
 def _group(group_id: str, members: dict[str, Trajectory | None]) -> TrajectoryGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from policies.agent_api.context import MAX_STORED
@@ -15,10 +16,14 @@ class PerKeyLRU(Generic[T]):
 
     Args:
         most: things of one owner.
+        size: returns the size of a thing.
+        most_size: of all things of one owner together.
     """
 
-    def __init__(self, most: int = MAX_STORED) -> None:
-        self._most = most
+    def __init__(
+        self, most: int = MAX_STORED, size: Callable[[T], int] = lambda thing: 0, most_size: int = 0
+    ) -> None:
+        self._most, self._size, self._most_size = most, size, most_size
         self._things: defaultdict[str, OrderedDict[str, T]] = defaultdict(OrderedDict)
 
     def keep(self, owner: str, name: str, thing: T) -> None:
@@ -26,7 +31,7 @@ class PerKeyLRU(Generic[T]):
         things = self._things[owner]
         things[name] = thing
         things.move_to_end(name)
-        while len(things) > self._most:
+        while len(things) > self._most or sum(map(self._size, things.values())) > self._most_size:
             things.popitem(last=False)
 
     def replace(self, owner: str, name: str, old: T, new: T) -> bool:

@@ -21,12 +21,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.address import public_address, public_path
-from actors.serving.errors import HttpError, error_body, reject, status_of
+from actors.serving.errors import error_body, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
+from policies.model_api.dialects.errors import HttpError, status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.frontend import Charge
 
@@ -37,7 +38,7 @@ OPEN_FOR_EACH_SAMPLED = 4
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-SHOWN_HEADERS = "x-policy-version, retry-after, mcp-session-id"
+SHOWN_HEADERS = "x-policy-version, x-dropped-fields, retry-after, mcp-session-id"
 CORS_SECONDS = "600"
 
 
@@ -201,10 +202,14 @@ class Access:
         if not self._needs_key:
             return self._anybody
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        name = self._keys.name_of(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
+        given = [headers.get("x-api-key", ""), key if scheme.lower() == "bearer" else ""]
+        names = (self._keys.name_of(key.strip().encode("latin-1")) for key in given if key)
+        name = next((name for name in names if name is not None), None)
         if name is None:
             raise HttpError(
-                401, "Send a key of this server, as `Authorization: Bearer KEY`.", code="invalid_api_key"
+                401,
+                "Send a key of this server, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+                code="invalid_api_key",
             )
         return self._callers[name]
 
@@ -348,5 +353,5 @@ class _Answer:
         if self.status is None:
             await reject(error, scope, receive, self.send)
             return
-        body = event(error_body(error)).encode() if self.is_stream else b""
+        body = event(error_body(error, scope["path"])).encode() if self.is_stream else b""
         await self.send({"type": "http.response.body", "body": body, "more_body": False})

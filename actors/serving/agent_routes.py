@@ -1,4 +1,4 @@
-"""Routes of served agents: Responses and sessions, A2A and MCP. ``AccessControl`` stands in front of them."""
+"""Routes of served agents: kept responses, sessions, A2A and MCP. ``AccessControl`` stands before all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fastapi.responses import Response
 from ray import serve
 
 from actors.served_agents.protocols import CARD_PATH, ServedAgents, agent_path
-from actors.serving.http import request_context, respond
-from policies.agent_api.responses_request import ResponsesRequest
+from actors.serving.http import request_context
+from actors.serving.stored_responses import SharedResponses
+from policies.agent_api.responses import has_ended
 from policies.model_api.errors import InvalidRequestError
 
 JSON_RPC = {
@@ -42,12 +43,10 @@ def _agents() -> ServedAgents:
     return agents
 
 
-@agent_routes.post("/v1/responses")
-async def responses(body: ResponsesRequest, request: Request) -> Response:
-    agents = _agents()
-    known = body.model if body.model in agents.pools else "none"  # names that are not served are not kept
-    charge = request.state.caller.charge_for(known)
-    return await respond(agents.responses.respond(body, charge, request_context(request)), body.stream)
+def _stored() -> SharedResponses:
+    """The responses of the policy, which are found at the same addresses as those of agents."""
+    responses: SharedResponses = serve.get_replica_context().servable_object.responses
+    return responses
 
 
 @agent_routes.get("/v1/responses/{response_id}")
@@ -57,17 +56,25 @@ async def response(response_id: str, request: Request, stream: bool | None = Non
             "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
             param="stream",
         )
-    return await _agents().responses.retrieve(response_id, request_context(request).owner)
+    owner = request_context(request).owner
+    kept = await _stored().kept(owner, response_id)
+    return await _agents().responses.retrieve(response_id, owner) if kept is None else kept[0]
 
 
 @agent_routes.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
-    return await _agents().responses.delete(response_id, request_context(request).owner)
+    owner = request_context(request).owner
+    if await _stored().forget(owner, response_id):
+        return {"id": response_id, "object": "response.deleted", "deleted": True}
+    return await _agents().responses.delete(response_id, owner)
 
 
 @agent_routes.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
-    return await _agents().responses.cancel(response_id, request_context(request).owner)
+    owner = request_context(request).owner
+    if await _stored().kept(owner, response_id) is not None:
+        raise has_ended(response_id)
+    return await _agents().responses.cancel(response_id, owner)
 
 
 @agent_routes.delete("/v1/sessions/{session:path}")

@@ -11,6 +11,6 @@ EVENTS = "text/event-stream"
 
 
 def event(part: dict[str, Any]) -> str:
-    """Format one event. The Responses API names its events by their ``type``."""
+    """Format one event. Responses and Anthropic's messages name their events by their ``type``."""
     named = f"event: {part['type']}\n" if "type" in part else ""
     return f"{named}data: {json.dumps(part)}\n\n"

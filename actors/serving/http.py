@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,12 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.access import AccessControl
-from actors.serving.errors import HttpError, error_body, error_response, reject
+from actors.serving.errors import error_response, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import AdmissionPacing
 from environments.command_name import command_name
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
+from policies.model_api.dialects.base import DONE, Dialect, Json
+from policies.model_api.dialects.errors import HttpError, openai_error
 from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 
@@ -76,8 +77,8 @@ http.add_middleware(AdmissionPacing)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)
-async def _error(_: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
+async def _error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error, request.scope["path"])
 
 
 @http.exception_handler(RequestValidationError)
@@ -117,15 +118,20 @@ def request_context(request: Request) -> RequestContext:
     )
 
 
-async def respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
+async def respond(
+    parts: AsyncGenerator[Json, None], stream: bool | None, dialect: Dialect | None = None
+) -> Response:
     """Respond with a JSON body, or with server-sent events, and the policy's version in a header.
 
-    Errors before the first part become an HTTP status.
+    Errors before the first part become an HTTP status. Those behind it have the form of ``dialect``, which is
+    OpenAI's chat where there is none.
     """
     first = await anext(parts)
     headers = {"x-policy-version": str(first["policy_version"])}
+    if dialect is not None and dialect.dropped:
+        headers["x-dropped-fields"] = ", ".join(dialect.dropped)
     if stream:
-        return _EventStream(first, parts, headers)
+        return _EventStream(_events(first, parts, dialect), parts, headers)
     await parts.aclose()
     return JSONResponse(first, headers=headers)
 
@@ -134,9 +140,9 @@ class _EventStream(StreamingResponse):
     """Server-sent events. Requests of clients that have disconnected are aborted."""
 
     def __init__(
-        self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
+        self, texts: AsyncIterator[str], rest: AsyncGenerator[Json, None], headers: dict[str, str]
     ) -> None:
-        super().__init__(_events(first, rest), headers=headers, media_type=EVENTS)
+        super().__init__(texts, headers=headers, media_type=EVENTS)
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,15 +150,17 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def _events(first: Json, rest: AsyncIterator[Json], dialect: Dialect | None) -> AsyncIterator[str]:
     yield event(first)
     try:
         async for part in rest:
             yield event(part)
     except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield event(error_body(error))
+        yield event((openai_error if dialect is None else dialect.error)(error)[1])
         return
-    yield "data: [DONE]\n\n"
+    terminator = DONE if dialect is None else dialect.terminator
+    if terminator is not None:
+        yield f"data: {terminator}\n\n"
 
 
 def welcome_text(models: Sequence[str], url: str) -> str:

@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import ray
 from fastapi import Request
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse
 from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 from ray.serve.handle import DeploymentHandle
@@ -24,10 +24,12 @@ from actors.served_agents.protocols import ServedAgents
 from actors.serving.access import Access
 from actors.serving.agent_routes import agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
-from actors.serving.http import http, request_context, respond, welcome_text
+from actors.serving.http import http, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
 from actors.serving.pinned import PinnedClient, started_engine
+from actors.serving.policy_routes import policy_routes
+from actors.serving.stored_responses import SharedResponses
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
@@ -35,16 +37,11 @@ from environments.errors import PartLostError, SamplerError
 from policies.agent_api.frontend import PREFIX
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.tool_calls import CallReader
-from policies.model_api.errors import InvalidRequestError
-from policies.model_api.frontend import Charge, OpenAIFrontend
-from policies.model_api.protocol import ChatRequest, CompletionRequest
-from policies.model_api.reply import Json
+from policies.model_api.frontend import OpenAIFrontend
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
-Parts = AsyncGenerator[Json, None]
 
 # The engine's thread needs the interpreter's lock all the time: each further thread of a replica slows it
 # down, and so does a line of log per request.
@@ -73,6 +70,7 @@ async def _unless_gone(call: Awaitable[T]) -> T:
         raise
 
 
+http.include_router(policy_routes)
 http.include_router(agent_routes)
 
 
@@ -95,6 +93,7 @@ class PolicyServer:
         keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
         pinned: Mapping[str, tuple[ServedModel, DeploymentHandle]] | None = None,
+        responses: ray.actor.ActorHandle | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -107,15 +106,16 @@ class PolicyServer:
         renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
         self._engine, parser, split = await started_engine(model, config, store, tokenizer)
         self._read_calls = CallReader(renderer, tokenizer, split)
-        self._pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
-        self._openai = OpenAIFrontend(
+        self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
+        self.responses = SharedResponses(responses)
+        self.openai = OpenAIFrontend(
             model.name,
             renderer,
             self._engine,
             config.adapters,
             parser,
             config.access.max_sampled_answers,
-            {name: client.version for name, client in self._pinned.items()},
+            {name: client.version for name, client in self.pinned.items()},
             split,
         )
         self.agents = ServedAgents(
@@ -233,42 +233,15 @@ class PolicyServer:
 
     @http.get(METRICS_PATH)
     async def metrics(self) -> PlainTextResponse:
-        engine, waiting = self._engine, self._openai.num_waiting
+        engine, waiting = self._engine, self.openai.num_waiting
         text = self.access.metrics.text(engine.version, engine.stats(), waiting, engine.tokens_in_flight)
         return PlainTextResponse(text)
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
-        models = self._openai.models()
+        models = self.openai.models()
         return {**models, "data": models["data"] + self.agents.chat.models()}
 
     @http.get("/v1/models/{name:path}")
     async def model(self, name: str) -> dict[str, Any]:
-        return (self.agents.chat if name.startswith(PREFIX) else self._openai).model(name)
-
-    @http.post("/v1/chat/completions")
-    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
-        if body.model.startswith(PREFIX):
-            parts = self.agents.chat.chat(body, self._charge(body.model, request), request_context(request))
-            return await respond(parts, body.stream)
-        return await self._answered(body, self._openai.chat, request)
-
-    @http.post("/v1/completions")
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        return await self._answered(body, self._openai.complete, request)
-
-    async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], request: Request) -> Response:
-        """Answer by the engine of this replica, or by that of a pinned version."""
-        if request_context(request).idempotency_key is not None:
-            raise InvalidRequestError(
-                "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
-                "leave it out. A seed makes an answer repeatable.",
-            )
-        answer = self._pinned[body.model].answer if body.model in self._pinned else own
-        return await respond(answer(body, self._charge(body.model, request)), body.stream)
-
-    def _charge(self, model: str, request: Request) -> Charge:
-        """Return the counter of a request's tokens; names of models that are not served are not kept."""
-        known = model in self._openai.names or model in self.agents.pools
-        charge: Charge = request.state.caller.charge_for(model if known else "none")
-        return charge
+        return (self.agents.chat if name.startswith(PREFIX) else self.openai).model(name)

@@ -16,7 +16,7 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 
 Json = dict[str, Any]
 
-_LATER_FIELDS = {"metrics", "is_correct", "by_reward_function"}
+_LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "num_shared_turns"}
 """Fields that files of earlier versions do not have."""
 _TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}

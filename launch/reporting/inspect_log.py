@@ -89,7 +89,7 @@ class InspectLog:
         created = self.created.isoformat()
         log_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run.resolve()}/{self.name}/{created}").hex
         played = [each.trajectory for each in kept if each.outcome != BASELINE]
-        usage = _usage([completion for each in kept for completion in each.trajectory.completions])
+        usage = _usage([completion for each in kept for completion in each.trajectory.own_completions])
         return {
             "version": FORMAT_VERSION,
             "status": "success",
@@ -139,7 +139,7 @@ class InspectLog:
             "metadata": _metadata(kept, task),
             "events": [event for events in turns for event in events],
             "events_data": {"messages": pool.messages, "calls": []},
-            "model_usage": {self.run.name: _usage(trajectory.completions)},
+            "model_usage": {self.run.name: _usage(trajectory.own_completions)},
             "total_time": trajectory.seconds,
             "turn_count": len(trajectory.steps),
         }
@@ -242,6 +242,8 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "advantages": kept.advantages,
         "metrics": trajectory.metrics,
         "masked": trajectory.masked,
+        "forked_from": trajectory.forked_from,
+        "num_shared_turns": trajectory.num_shared_turns,
     }
 
 

@@ -115,6 +115,18 @@ class ExpertIterationConfig:
 
 
 @dataclass
+class ForksConfig:
+    """Members of a group that begin in the middle of another one: turns that they share are sampled once."""
+
+    roots: int | None = setting(None, at_least=2)
+    """Members of a group that begin with its task; the other ones fork from them, so that they are compared
+    from there on. It needs an environment that sets resumes_by. With null all members begin with the task."""
+    at: str = "every 1"
+    """Turns after which members fork: every 2, or entropy (before the turns whose tokens were the least
+    likely), or a function of your own as "module:function"."""
+
+
+@dataclass
 class RolloutConfig:
     """The rollouts of one update, and the limits at which a rollout ends."""
 
@@ -144,6 +156,7 @@ class RolloutConfig:
     """Most tokens of one completion; with null, rollout.max_response_tokens is the only limit."""
     timeout_seconds: float = setting(600.0, above=0)
     """Most seconds of a rollout. One that takes longer is ended together with its actor."""
+    forks: ForksConfig = field(default_factory=ForksConfig)
 
     def limits(self, overlong_filter: bool = False) -> RolloutLimits:
         """The limits of one trajectory."""

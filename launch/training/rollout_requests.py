@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
+from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import BASELINE
 from environments.data.datasets import Dataset
@@ -33,6 +35,8 @@ def group_requests(
 ) -> list[RolloutRequest]:
     """``group_size`` rollouts of the task whose turn it is, and, for ReMax, a greedy one beside them.
 
+    With ``rollout.forks`` the first ones begin with the task, and the others fork from them.
+
     Args:
         greedy_baseline: whether there is one.
         number: of the group; tasks come in an order that every epoch has anew.
@@ -41,21 +45,36 @@ def group_requests(
     """
     name = group_name(number)
     task = tasks[task_index(config, tasks, number, set_aside)]
-    members = {f"{member:04d}": config.rollout.temperature for member in range(config.rollout.group_size)}
+    ids = [f"{name}/{member:04d}" for member in range(config.rollout.group_size)]
+    temperatures = dict.fromkeys(ids, config.rollout.temperature)
     if greedy_baseline:
-        members[BASELINE] = 0.0
+        temperatures[f"{name}/{BASELINE}"] = 0.0
+    forks = _forks(ids, config.rollout.forks.roots or len(ids))
+    num_forks = Counter(fork.parent for fork in forks.values())
     return [
         RolloutRequest(
-            rollout_id=f"{name}/{member}",
+            rollout_id=rollout_id,
             group_id=name,
             task=task,
             params=SamplingParams(temperature=temperature),
-            seed=derived_seed(config.seed, f"{name}/{member}"),
+            seed=derived_seed(config.seed, rollout_id),
             env_seed=environment_seed(config.seed, name),
             min_version=version,
+            fork=forks.get(rollout_id),
+            forked_at=ForkPoints(num_forks=num_forks[rollout_id], at=config.rollout.forks.at)
+            if num_forks[rollout_id]
+            else None,
         )
-        for member, temperature in members.items()
+        for rollout_id, temperature in temperatures.items()
     ]
+
+
+def _forks(ids: Sequence[str], num_roots: int) -> dict[str, Fork]:
+    """The members of a group that fork from another one: all but the first, dealt out among those."""
+    return {
+        rollout_id: Fork(parent=ids[position % num_roots], number=position // num_roots)
+        for position, rollout_id in enumerate(ids[num_roots:])
+    }
 
 
 def task_index(config: TrainConfig, tasks: Dataset, number: int, set_aside: Mapping[str, int]) -> int:
@@ -95,9 +114,11 @@ def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version:
 
 
 def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:
-    """Equal for runs in which every group has the same task, the same seeds and the same temperature."""
+    """Equal for runs in which every group has the same task, seeds, temperature and forks."""
     rollout = config.rollout
     digest = hashlib.sha256(f"{config.seed} {rollout.task_weights} {rollout.temperature}".encode())
+    if rollout.forks.roots:
+        digest.update(f"{rollout.group_size} {rollout.forks}".encode())
     for task in tasks:
         digest.update(repr(task).encode())
     return digest.hexdigest()

@@ -70,8 +70,8 @@ class TaskPlan:
         progress.tasks_digest = digest
         if saved.ready:
             self._tracker.announce(
-                f"The tasks, their order or the temperature have changed: {len(saved.ready)} finished "
-                "rollouts of the old ones are not used."
+                f"The tasks, their order, the temperature or the forks have changed: {len(saved.ready)} "
+                "finished rollouts of the old ones are not used."
             )
         if self._set_aside:
             self._tracker.announce(

@@ -22,7 +22,13 @@ from launch.validation.replay import check_replay
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
-from launch.validation.workload import check_classes, check_datasets, check_model, check_task_weights
+from launch.validation.workload import (
+    check_classes,
+    check_datasets,
+    check_forks,
+    check_model,
+    check_task_weights,
+)
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -108,6 +114,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     stages = chosen_stages(config)
     check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
     check_classes(workload)
+    check_forks(config, workload)
     check_datasets(config, workload)
     for stage in stages:
         stage.check_workload(workload)

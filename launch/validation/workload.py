@@ -7,11 +7,12 @@ from inspect import isabstract
 from typing import Any
 
 from actors.gateway.function import pair_of
+from actors.rollouts.forks import EVERY, chooser
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
 from launch.run_folder.model_paths import model_folder
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.model_files import check_loadable
@@ -63,6 +64,51 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
             f"run.best_metric={config.run.best_metric} are about evaluations, and the workload has no "
             "val_dataset: give it one, or leave them out."
         )
+
+
+def check_forks(config: TrainConfig, workload: Workload) -> None:
+    """Members of a group can fork, and be compared where they do. Raises ``ConfigError``."""
+    rollout, algorithm, env_class = config.rollout, algorithm_of(config), workload.pair.env_class
+    forks = rollout.forks
+    if forks.roots is None:
+        if forks != ForksConfig():
+            raise ConfigError(
+                f"rollout.forks.at={forks.at!r} has no effect without rollout.forks.roots: set that too, for "
+                "example rollout.forks.roots=2, or leave it out."
+            )
+        return
+    chooser(forks.at)
+    distance = EVERY.fullmatch(forks.at)
+    for is_wrong, why in (
+        (
+            forks.roots >= rollout.group_size,
+            f"and rollout.group_size={rollout.group_size} leaves no member that forks: set more, such as "
+            f"rollout.group_size={4 * forks.roots}.",
+        ),
+        (
+            env_class.resumes_by is None,
+            f"and {env_class.__name__}.resumes_by is None, so that no episode goes on from its middle: set "
+            "it to 'replay' or 'snapshot' (environments.base.BaseEnv says what they promise), or leave "
+            "rollout.forks out.",
+        ),
+        (
+            distance is not None and int(distance[1]) >= rollout.max_steps,
+            f"and rollout.forks.at={forks.at!r} with rollout.max_steps={rollout.max_steps} has no turn after "
+            "which to fork: choose a smaller number, or allow more steps.",
+        ),
+        (
+            not algorithm.compares_returns,
+            f"and algorithm.name={algorithm.name!r} with algorithm.credit={algorithm.credit} does not "
+            "compare members by whole returns: set algorithm.name=rloo, and leave algorithm.credit out.",
+        ),
+        (
+            "expert_iteration" in config.stages,
+            f"and stages={config.stages} has expert_iteration, which would imitate a shared turn several "
+            "times: leave one of the two out.",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(f"rollout.forks.roots={forks.roots} {why}")
 
 
 def check_held_out_tasks(workload: Workload) -> Dataset:

@@ -99,7 +99,7 @@ function drawGroups() {
       const share = high > low ? (each.reward - low) / (high - low) : 0.5;
       const used = ["trained", "evaluated"].includes(each.fate);
       const failed = Boolean(each.error);
-      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${each.success ? " ✓" : ""}${used ? "" : " ✕"}`, title: `${each.success ? "success" : "no success"} by ${each.judged_by}, ${each.fate}, ${each.ending}, ${each.turns} turns, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
+      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${each.success ? " ✓" : ""}${used ? "" : " ✕"}`, title: `${each.success ? "success" : "no success"} by ${each.judged_by}, ${each.fate}, ${each.ending}, ${each.turns} turns${each.fork}, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
       cell.addEventListener("click", () => go({ page: "trajectory", row: each.row }));
       return cell;
     }).concat([element("span", { className: "role", textContent: [...new Set(group.members.map((each) => each.fate))].join(", ") })])),

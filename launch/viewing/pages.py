@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from actors.serving.events import EVENTS, event
 from environments.data.trajectory_json import plain_json, trajectory_to_json
 from environments.errors import ConfigError, TroupeError
+from environments.types import Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts
@@ -205,11 +206,17 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
                 "fate": each.outcome,
                 "ending": str(trajectory.termination_reason),
                 "turns": len(trajectory.steps),
+                "fork": _fork(trajectory),
                 "tokens": trajectory.num_sampled_tokens,
                 "error": (trajectory.error or "").split("\n")[0],
             }
         )
     return list(groups.values())
+
+
+def _fork(trajectory: Trajectory) -> str:
+    shared = trajectory.num_shared_turns
+    return f", {shared} of them sampled for member {trajectory.forked_from}" if shared else ""
 
 
 def _details(kept: KeptTrajectory, directory: Path) -> Json:

@@ -5,9 +5,6 @@ https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
-import itertools
-import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,12 +15,11 @@ from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, AgentFrontend, digest, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
+from policies.model_api.dialects.base import TEXT, THOUGHT
+from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
 from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError
 
 Json = dict[str, Any]
-
-ENDS = ("response.completed", "response.incomplete")
-"""The last event of a stream."""
 
 
 class ResponseStore(Protocol):
@@ -79,8 +75,7 @@ class ResponsesFrontend:
         if body.model not in self._stores:
             served = ", ".join(map(repr, self._stores)) or "none"
             raise NotFoundError(
-                f"{body.model!r} does not answer at /v1/responses. Agents that do: {served}; models answer "
-                "at /v1/chat/completions.",
+                f"There is no agent {body.model!r} that answers at /v1/responses. Agents that do: {served}.",
                 param="model",
                 code="model_not_found",
             )
@@ -105,17 +100,16 @@ class ResponsesFrontend:
         self, draft: _Draft, charge: Callable[[int], None], context: RequestContext
     ) -> AsyncGenerator[Json, None]:
         """The events of a response while its episode is played; it is kept before the last one."""
-        numbers = itertools.count()
         async with aclosing(self._agents.episode(draft.body.question(), charge, context)) as parts:
             try:
                 async for part in parts:
                     if isinstance(part, ReplayedAnswer):
                         draft.repeat(part)
                         continue
-                    for event in draft.add(part):
+                    for event in draft.add_step(part):
                         if event["type"] in ENDS and context.can_be_followed:
                             await self._stores[draft.body.model].keep(context.owner, draft.response)
-                        yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
+                        yield event
             except RequestError as error:
                 if error.param == "messages":  # which the client has sent under another name
                     error.param = "input"
@@ -162,9 +156,12 @@ class ResponsesFrontend:
             if await store.withdraw(owner, response_id):
                 return {"id": response_id, "object": "response", "status": "cancelled", "output": []}
         await self.retrieve(response_id, owner)
-        raise InvalidRequestError(
-            f"The response {response_id} has ended: only one under way can be cancelled."
-        )
+        raise has_ended(response_id)
+
+
+def has_ended(response_id: str) -> InvalidRequestError:
+    """The error of cancelling a response that has ended."""
+    return InvalidRequestError(f"The response {response_id} has ended: only one under way can be cancelled.")
 
 
 def _not_kept(response_id: str) -> NotFoundError:
@@ -175,107 +172,45 @@ def _not_kept(response_id: str) -> NotFoundError:
     )
 
 
-class _Draft:
-    """A response that is being made. ``num_steps`` and ``policy_version`` are Troupe's."""
+class _Draft(ResponseDraft):
+    """The response of an agent. ``num_steps`` is Troupe's."""
 
     def __init__(self, body: ResponsesRequest) -> None:
-        self.body, self.version = body, 0
-        self._has_begun = False
-        self._output: list[Json] = []
-        self.response: Json = {
-            "id": f"resp_{uuid.uuid4().hex}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "model": body.model,
-            "output": self._output,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": True,
-            "previous_response_id": body.previous_response_id,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": None,
-        }
+        names = {"metadata", "previous_response_id", "temperature", "top_p"}
+        given = body.model_dump(include=names) | {"metadata": body.metadata or {}}
+        super().__init__(body.model, given)
+        self.body = body
+        self._is_under_way = False
 
     def repeat(self, earlier: ReplayedAnswer) -> None:
         """Become the response that an earlier request has got, or gets."""
         self.response |= {"id": earlier.answer_id, "created_at": earlier.created}
 
-    def _item_id(self, kind: str) -> str:
-        """The id of the next item: the same where the response is the same."""
-        return f"{kind}_{self.response['id'].removeprefix('resp_')}{len(self._output):03d}"
-
-    def add(self, part: StepEvent | Trajectory) -> Iterator[Json]:
+    def add_step(self, part: StepEvent | Trajectory) -> Iterator[Json]:
         """The events of the next part of the episode, in the order of the API."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._is_under_way:
+            self._is_under_way = True
             self.version = part.policy_version if isinstance(part, StepEvent) else version_of(part)
-            begun = {**self.response, "output": []}
-            yield {"type": "response.created", "response": begun}
-            yield {"type": "response.in_progress", "response": begun}
+            yield from self.begin({})
         if isinstance(part, Trajectory):
             yield from self._answer(part)
         elif not part.done:
-            yield from self._reasoning(f"{part.text}\n{part.observation}")
-
-    def _reasoning(self, text: str) -> Iterator[Json]:
-        """A step before the answer, or a thought that the answer does not finish."""
-        item = {"id": self._item_id("rs"), "type": "reasoning", "summary": []}
-        index = {"output_index": len(self._output)}
-        part = {"item_id": item["id"], **index, "summary_index": 0}
-        summary = {"type": "summary_text", "text": text}
-        whole = {**item, "summary": [summary]}
-        yield {"type": "response.output_item.added", **index, "item": item}
-        yield {"type": "response.reasoning_summary_part.added", **part, "part": {**summary, "text": ""}}
-        yield {"type": "response.reasoning_summary_text.delta", **part, "delta": text}
-        yield {"type": "response.reasoning_summary_text.done", **part, "text": text}
-        yield {"type": "response.reasoning_summary_part.done", **part, "part": summary}
-        yield {"type": "response.output_item.done", **index, "item": whole}
-        self._output.append(whole)
+            yield from self.grow(THOUGHT, f"{part.text}\n{part.observation}")
+            yield from self.close()
 
     def _answer(self, trajectory: Trajectory) -> Iterator[Json]:
         """The last step, which is the answer, and the end."""
         answer = trajectory.steps[-1].model_response
         is_thought = is_unfinished(answer)
         is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_thought
-        status = "completed" if is_whole else "incomplete"
         if is_thought:
-            yield from self._reasoning(without_opening(answer))
+            yield from self.grow(THOUGHT, without_opening(answer))
             answer = ""
-        text: Json = {"type": "output_text", "text": answer, "annotations": [], "logprobs": []}
-        message = {"id": self._item_id("msg"), "type": "message", "role": "assistant"}
-        whole = {**message, "status": status, "content": [text]}
-        index = {"output_index": len(self._output)}
-        part = {"item_id": message["id"], **index, "content_index": 0}
-        begun = {**message, "status": "in_progress", "content": []}
-        yield {"type": "response.output_item.added", **index, "item": begun}
-        yield {"type": "response.content_part.added", **part, "part": {**text, "text": ""}}
-        yield {"type": "response.output_text.delta", **part, "delta": answer, "logprobs": []}
-        yield {"type": "response.output_text.done", **part, "text": answer, "logprobs": []}
-        yield {"type": "response.content_part.done", **part, "part": text}
-        yield {"type": "response.output_item.done", **index, "item": whole}
-        self._output.append(whole)
-        self.response |= {
-            "status": status,
-            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-            "usage": _usage(trajectory),
-            "policy_version": version_of(trajectory),
-            "num_steps": len(trajectory.steps),
-        }
-        yield {"type": f"response.{status}", "response": self.response}
-
-
-def _usage(trajectory: Trajectory) -> Json:
-    num_read, num_sampled = tokens_of(trajectory)
-    return {
-        "input_tokens": num_read,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": num_sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": num_read + num_sampled,
-    }
+        yield from self.grow(TEXT, answer)
+        yield from self.close(is_whole)
+        yield self.finish(
+            is_whole,
+            usage=usage_of(*tokens_of(trajectory)),
+            policy_version=version_of(trajectory),
+            num_steps=len(trajectory.steps),
+        )

@@ -8,49 +8,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from policies.agent_api.history import Turn
 from policies.agent_api.question import Question
+from policies.model_api.dialects.responses_request import InputMessage, ResponsesFields
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Text
-from policies.model_api.protocol import MAX_SEED
+from policies.model_api.messages import Body, Text
 
 Json = dict[str, Any]
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})\d{3}")
 """An item's id, which has its response's."""
-
-
-class _Item(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class InputText(_Item):
-    """A part of a message. The last fields change nothing: clients that send an answer back have them."""
-
-    type: Literal["input_text", "output_text"]
-    text: Text
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class InputMessage(_Item):
-    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples. The last fields are
-    those of an answer that is sent back, and change nothing.
-    """
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text | list[InputText]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    def turn(self) -> Turn:
-        """Return its role and its text."""
-        if isinstance(self.content, str):
-            return self.role, self.content
-        return self.role, "".join(part.text for part in self.content)
 
 
 def _is_step(item: Any) -> bool:
@@ -65,47 +33,28 @@ def _as_message(item: Any) -> Any:
     return {"role": "assistant", "content": "", "id": item.get("id")}
 
 
-class TextFormat(_Item):
+class TextFormat(Body):
     type: Literal["text"]
 
 
-class TextOptions(_Item):
+class TextOptions(Body):
     """The form of the answer, which is the agent's own."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ResponsesRequest(_Item):
-    """The body of ``POST /v1/responses``. ``null`` always means the default."""
+class ResponsesRequest(ResponsesFields):
+    """A request to an agent, which has tools and settings of its own.
 
-    model: str
-    previous_response_id: str | None = None
-    """The conversation goes on from the answer of this id: the agent and its environment remember it."""
+    ``server.agents.instructions`` says what becomes of ``instructions``; ``max_output_tokens`` bounds all
+    steps together, where the agent's own limit is not lower. The fields here choose what is the case anyway.
+    """
+
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    instructions: Text | None = None
-    """A system prompt: ``server.agents.instructions`` says what becomes of it."""
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The most tokens of all steps together, where the agent's own limit is not lower."""
-    stream: bool | None = None
-    store: bool | None = None
-    """Default: the response can be fetched again by its id."""
-    metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    user: str | None = None
-    """Accepted and ignored, as all that follow: they are about OpenAI's customer and cache, or choose what is
-    the case here anyway."""
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     reasoning: Json | None = None
     text: TextOptions | None = None
-    stream_options: Json | None = None
-    top_logprobs: Literal[0] | None = None
-    background: Literal[False] | None = None
     parallel_tool_calls: bool | None = None
     tool_choice: Literal["auto"] | None = None
     tools: Annotated[list[Json], Field(max_length=0)] | None = None
@@ -138,5 +87,5 @@ class ResponsesRequest(_Item):
         if isinstance(self.input, str):
             turns.append(("user", self.input))
         else:
-            turns += [each.turn() for each in self.input]
+            turns += [(each.role, each.text()) for each in self.input]
         return Question(model=self.model, turns=turns, sampling=sampling)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.gateway.session import PolicyCall
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.protocol import ChatRequest
@@ -11,13 +13,16 @@ OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
 REFUSED = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "ignore_eos"),
     *("stop_token_ids", "structured_outputs", "continue_final_message", "policy_version", "logprobs"),
-    *("return_token_ids", "chat_template_kwargs", "reasoning_effort"),
+    *("chat_template_kwargs", "reasoning_effort"),
 )
 """Fields that would change the tokens, or ask for more than a message."""
 
 
-def policy_call(body: ChatRequest) -> PolicyCall:
-    """The call that a request makes. Its ``overruled`` names the fields in whose place the run's stand.
+def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
+    """The call that a request makes.
+
+    Args:
+        dropped: fields that its dialect has left out, since they change nothing.
 
     Raises:
         InvalidRequestError: a field asks for what a rollout cannot do.
@@ -48,4 +53,5 @@ def policy_call(body: ChatRequest) -> PolicyCall:
         sampling=sampling,
         takes_one_tool_call=body.parallel_tool_calls is False,
         overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
+        dropped=tuple(dropped),
     )

@@ -40,6 +40,8 @@ class PolicyCall:
     takes_one_tool_call: bool = False
     overruled: tuple[str, ...] = ()
     """Fields of the request in whose place the run's settings stand."""
+    dropped: tuple[str, ...] = ()
+    """Fields that were left out, since they change nothing."""
 
     @property
     def digest(self) -> str:

@@ -66,6 +66,11 @@ class Algorithm:
         return self.kl_place != "none"
 
     @property
+    def compares_returns(self) -> bool:
+        """Return whether each trajectory is compared with other members of its group by its whole return."""
+        return self.estimator.compares and self.credit == "broadcast" and not self.policy_loss.one_advantage
+
+    @property
     def masks_far_tokens(self) -> bool:
         """Return whether tokens are left out for their importance weight."""
         return self.mask_below is not None or self.mask_above is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +12,15 @@ import numpy as np
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.correction import without_far_tokens
+from policies.learning.credit_units import (
+    CreditUnit,
+    SampledTokens,
+    at_the_end,
+    credit_units,
+    with_advantages,
+)
 from policies.learning.kl import kl_estimate
-from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_to_go, turn_rewards
+from policies.learning.samples import ALIKE, TrainingSample, is_judged, turn_rewards
 from policies.learning.whitening import over_trained_tokens
 
 if TYPE_CHECKING:
@@ -38,6 +44,9 @@ def assign_credit(
     its samples share it. Estimators that take rewards where they were earned (gae, reinforce_plus_plus)
     get each turn's on the last token that the turn sampled. ``per_step``: each turn is compared, by its
     return (its own reward and the discounted ones of later turns), with the same turn of the other members.
+
+    Where members fork from each other, ``credit_units`` says what is compared, and a token that they share is
+    trained in one of them.
 
     What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
     reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
@@ -69,49 +78,22 @@ def assign_credit(
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
     ]
     metrics = _subtract_penalties(sampled, algorithm, kl_coef)
-    units = [_credit_units(tokens, algorithm) for tokens in sampled]
-    metrics |= _estimate([unit for parts in units for unit in parts], algorithm)
+    units = credit_units(sampled, algorithm)
+    metrics |= _estimate(units, algorithm)
+    of_trajectory: dict[str, list[CreditUnit]] = defaultdict(list)
+    for unit in units:
+        if unit.tokens.samples:
+            of_trajectory[unit.tokens.trajectory.rollout_id].append(unit)
     credited = [
         sample
-        for tokens, parts in zip(sampled, units, strict=True)
-        for sample in _with_advantages(tokens.samples, parts, algorithm)
+        for tokens in sampled
+        for sample in with_advantages(tokens, of_trajectory[tokens.trajectory.rollout_id], algorithm)
     ]
     trained, masked = without_far_tokens(credited, algorithm)
     result: dict[str, list[TrainingSample]] = {}
     for sample in trained:
         result.setdefault(sample.rollout_id, []).append(sample)
     return result, metrics | masked
-
-
-@dataclass(eq=False, slots=True)
-class SampledTokens:
-    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any."""
-
-    trajectory: Trajectory
-    group: TrajectoryGroup
-    samples: Sequence[TrainingSample]
-    """Empty if it is not trained on."""
-    turns: np.ndarray
-    """[T] The step that sampled the token; -1 if nothing was sampled."""
-    rewards: np.ndarray
-    """[T] Each turn's reward on its last token, less the algorithm's penalties."""
-
-
-@dataclass(eq=False, slots=True)
-class CreditUnit:
-    """Tokens that get one advantage together: all of a trajectory, or those of one turn."""
-
-    tokens: SampledTokens
-    """Sampled tokens of the trajectory."""
-    comparison_id: str
-    """Units with the same id are compared with each other."""
-    rewards: np.ndarray
-    """[T]"""
-    advantages: np.ndarray
-    """[T] 0 where there is nothing to compare with."""
-    returns: np.ndarray
-    """[T]"""
-    compared: bool = False
 
 
 def _check(
@@ -217,32 +199,6 @@ def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.n
 # -- advantages ----------------------------------------------------------------------------------------
 
 
-def _credit_units(tokens: SampledTokens, algorithm: Algorithm) -> list[CreditUnit]:
-    estimator, group_id = algorithm.estimator, tokens.group.group_id
-    if algorithm.credit == "broadcast":
-        rewards = (
-            tokens.rewards if estimator.by_token else _at_the_end(tokens.rewards.sum(), len(tokens.rewards))
-        )
-        return [_credit_unit(tokens, group_id, rewards)]
-    if tokens.turns[0] < 0:
-        return []
-    starts = [0, *(np.flatnonzero(np.diff(tokens.turns)) + 1).tolist()]
-    parts = np.split(tokens.rewards, starts[1:])
-    returns = returns_to_go([float(part.sum()) for part in parts], algorithm.gamma)
-    return [
-        _credit_unit(tokens, f"{group_id} turn {tokens.turns[start]}", _at_the_end(value, len(part)))
-        for start, part, value in zip(starts, parts, returns, strict=True)
-    ]
-
-
-def _credit_unit(tokens: SampledTokens, comparison_id: str, rewards: np.ndarray) -> CreditUnit:
-    return CreditUnit(tokens, comparison_id, rewards, advantages=np.zeros(len(rewards)), returns=rewards)
-
-
-def _at_the_end(value: float, length: int) -> np.ndarray:
-    return np.append(np.zeros(length - 1), value)
-
-
 def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
     """Fill in the advantages and returns of ``units``; return metrics of their distribution."""
     sizes = Counter(unit.comparison_id for unit in units)
@@ -262,7 +218,7 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
             raw = returns - arguments.get("values", 0.0)
             advantages = over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
         for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
-            unit.advantages = np.array(advantage[: len(unit.rewards)])
+            unit.advantages = np.array(advantage[: len(unit.rewards)]) * unit.weight
             unit.returns = np.array(value[: len(unit.rewards)])
     return _distribution([unit for unit in units if unit.tokens.samples], algorithm)
 
@@ -319,7 +275,7 @@ def _rewards_above_group_minimum(units: Sequence[CreditUnit]) -> list[np.ndarray
     least: dict[str, float] = {}
     for unit in units:
         least[unit.comparison_id] = min(unit.rewards.sum(), least.get(unit.comparison_id, np.inf))
-    return [_at_the_end(unit.rewards.sum() - least[unit.comparison_id], len(unit.rewards)) for unit in units]
+    return [at_the_end(unit.rewards.sum() - least[unit.comparison_id], len(unit.rewards)) for unit in units]
 
 
 def _gpg_norm(units: Sequence[CreditUnit], rewards: Sequence[np.ndarray]) -> float:
@@ -382,18 +338,3 @@ def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
 
     tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
-
-
-def _with_advantages(
-    samples: Sequence[TrainingSample], units: Sequence[CreditUnit], algorithm: Algorithm
-) -> list[TrainingSample]:
-    """The samples of one trajectory with the advantages and returns of its units, which are in order."""
-    advantages = iter([value for unit in units for value in unit.advantages.tolist()])
-    returns = iter([value for unit in units for value in unit.returns.tolist()])
-    return [
-        sample.replaced(
-            advantages=sample.on_sampled_tokens(advantages),
-            returns=sample.on_sampled_tokens(returns) if algorithm.uses_critic else (),
-        )
-        for sample in samples
-    ]

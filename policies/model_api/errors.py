@@ -1,4 +1,4 @@
-"""Errors of requests, by their kinds. The edge gives each an HTTP status: ``actors/serving/errors.py``."""
+"""Errors of requests, by their kinds. ``dialects/errors.py`` gives each an HTTP status."""
 
 from __future__ import annotations
 

@@ -104,17 +104,23 @@ class OpenAIFrontend:
             SamplerError: the engine has failed.
         """
         self._check(body)
-        calls_tools = bool(body.tools) and body.tool_choice != "none"
+        tools = _callable_tools(body)
         parser = self._tool_parser.for_tools(body.tools or ())
         structure = structure_of(body, parser)
-        prompt, prompt_end = self._render(body, body.tools if calls_tools else None)
+        prompt, prompt_end = self._render(body, tools)
         requests = self._requests(body, [prompt], structure)
         # An answer that is gone on with is past its thoughts, unless it ends within one.
         split = None if body.continue_final_message and not prompt_end else self._split
-        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end, split)
+        reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
         pieces = self._sample(requests, in_pieces=bool(body.stream))
         parts = _answer(body, requests, reply, pieces, charge)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
+
+    def num_prompt_tokens(self, body: ChatRequest) -> int:
+        """Number of tokens that the prompt of a request has. Raises as ``chat`` does."""
+        if body.model not in self._pinned_versions:
+            self._check_model(body.model)
+        return len(self._render(body, _callable_tools(body))[0])
 
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """Yield one ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
@@ -272,9 +278,9 @@ class OpenAIFrontend:
             for task in tasks:  # if one choice fails, the others are aborted
                 task.cancel()
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-            text = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
+            text, stop = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
             prompt = self._renderer.text_of(request.prompt_ids) if echoes else ""
-            yield Piece(index, request, text, output, is_first=True, prompt=prompt)
+            yield Piece(index, request, text, output, is_first=True, prompt=prompt, stop=stop)
 
     async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
         texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
@@ -282,9 +288,15 @@ class OpenAIFrontend:
         streams = [self._stream(request) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
             async for index, output in outputs:
-                text = texts[index].add(output.token_ids, is_last=output.finish_reason is not None)
-                yield Piece(index, requests[index], text, output, is_first=index not in started)
+                growing = texts[index]
+                text = growing.add(output.token_ids, is_last=output.finish_reason is not None)
+                is_first = index not in started
+                yield Piece(index, requests[index], text, output, is_first, stop=growing.stop)
                 started.add(index)
+
+
+def _callable_tools(body: ChatRequest) -> list[Json] | None:
+    return None if body.tool_choice == "none" else body.tools or None
 
 
 async def _answer(

@@ -31,7 +31,8 @@ class GrowingText:
         self._context_start = 0
         self._num_decoded = 0
         self._held = ""
-        self._stopped = False
+        self.stop: str | None = None
+        """The stop string that has ended the text."""
 
     def add(self, token_ids: Sequence[int], is_last: bool) -> str:
         """The text that these tokens make certain."""
@@ -44,20 +45,21 @@ class GrowingText:
         return self._cut(self._held + text[len(before) :], is_last)
 
     def _cut(self, text: str, is_last: bool) -> str:
-        if self._stopped:
+        if self.stop is not None:
             return ""
-        kept = before_stop(text, self._stops)
-        self._stopped = len(kept) < len(text)
-        if is_last or self._stopped:
+        kept, self.stop = before_stop(text, self._stops)
+        if is_last or self.stop is not None:
             return kept
         end = len(text) - num_held(text, self._stops)
         self._held = text[end:]
         return text[:end]
 
 
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """OpenAI's answers end before the stop string; the token ids keep it."""
-    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first stop string, and that one: the token ids keep it, OpenAI's answers do not."""
+    found = ((text.index(stop), -len(stop), stop) for stop in stops if stop in text)
+    end, _, stop = min(found, default=(len(text), 0, None))
+    return text[:end], stop
 
 
 class GrowingThought:

@@ -1,6 +1,7 @@
 """OpenAI's answers: sampled tokens in the form of one endpoint, whole or in chunks.
 
-``token_ids`` and ``prompt_token_ids`` are vLLM's extensions. Troupe's are ``policy_version``, the oldest one
+``token_ids``, ``prompt_token_ids`` and ``stop_reason``, the stop string that has ended an answer, are vLLM's
+extensions. Troupe's are ``policy_version``, the oldest one
 that has sampled a token of the answer, and, with the token ids, ``token_versions``.
 """
 
@@ -41,6 +42,8 @@ class Piece:
     is_first: bool
     prompt: str = ""
     """The prompt's text, where the answer begins with it."""
+    stop: str | None = None
+    """The stop string that has ended the text."""
 
 
 class Reply:
@@ -102,6 +105,8 @@ class Reply:
         """Fields that a choice has in all shapes."""
         output = piece.output
         choice: Json = {"index": piece.index, "finish_reason": output.finish_reason, "logprobs": None}
+        if output.finish_reason == "stop" and piece.stop is not None:
+            choice["stop_reason"] = piece.stop
         if self._returns_logprobs:
             tokens = [self._token_text(token_id) for token_id in output.token_ids]
             choice["logprobs"] = self._logprobs(tokens, output)

@@ -136,7 +136,7 @@ def learn(
 
 
 def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
-    """The mean advantage of every turn that was learned from, by rollout."""
+    """The mean advantage of every turn, by rollout: 0 of one that was not learned from there."""
     values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for batch in batches:
         for sample in batch.samples:
@@ -145,6 +145,6 @@ def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
                 if turn >= 0:
                     values[sample.rollout_id][turn].append(advantage)
     return {
-        rollout_id: [sum(turns[turn]) / len(turns[turn]) for turn in sorted(turns)]
+        rollout_id: [sum(turns[turn]) / max(1, len(turns[turn])) for turn in range(max(turns) + 1)]
         for rollout_id, turns in values.items()
     }

@@ -137,9 +137,3 @@ def install() -> None:
             f"verl runs on {get_platform().device_name!r} in this process, not on 'cpu': "
             "set VERL_PLATFORM=cpu in the worker's environment before verl is imported."
         )
-    from verl.workers.engine import EngineRegistry
-    from verl.workers.engine.fsdp import transformer_impl
-
-    EngineRegistry.register(model_type="value_model", backend=["fsdp2"], device="cpu")(
-        transformer_impl.FSDPEngineWithValueHead
-    )

@@ -1,4 +1,5 @@
-"""verl's FSDP engine for the policy: shared prompts are computed once, and logits made only for responses.
+"""verl's FSDP engines for policy and critic: a token that samples share is computed once, and logits are made
+only for responses.
 
 With a real vocabulary the logits are most of an update's memory, and prompts are most of its tokens:
 log-probabilities of prompts are not needed. ``policies.learning.verl.config`` calls ``install``.
@@ -6,6 +7,7 @@ log-probabilities of prompts are not needed. ``policies.learning.verl.config`` c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +17,15 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from environments.errors import LearnerError
+from policies.learning.verl import token_trees
 from policies.learning.verl.micro_batches import prepare_micro_batches
-from policies.learning.verl.shared_prompts import Layout
+from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import layers_beside_experts
 
+Arguments = dict[str, Any]
 ALL_LINEAR = "all-linear"
 """Name that peft has for all linear layers but the output."""
 
@@ -38,61 +42,122 @@ class PolicyEngine(FSDPEngineWithLMHead):
         adapted: torch.nn.Module = super()._build_lora_module(module)
         return adapted
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         layout = Layout.of(micro_batch)
-        columns, places = layout.column_of.unique(return_inverse=True)
-        inputs = {
-            "input_ids": layout.input_ids,
-            "attention_mask": layout.attention_mask(),
-            "position_ids": layout.positions,
-            "logits_to_keep": columns,
-        }
-        return inputs, {"layout": layout, "num_columns": len(columns), "places": places}
+        predicted = Predicted.of(layout, micro_batch)
+        return model_inputs(layout) | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
 
     def prepare_model_outputs(
         self,
         output: Any,
-        output_args: dict[str, Any],
+        output_args: Arguments,
         micro_batch: TensorDict,
-        logits_processor_func: Any,
+        logits_processor_func: object,
     ) -> dict[str, torch.Tensor]:
-        if output.logits.shape[1] != output_args["num_columns"]:
+        predicted = output_args["predicted"]
+        if output.logits.shape[1] != len(predicted.columns):
             raise LearnerError(
                 f"{type(self.module).__name__} has no argument logits_to_keep: it cannot be trained here."
             )
-        layout = output_args["layout"]
-        logits = output.logits[layout.row_of, output_args["places"]].float()  # [N, V]
+        logits = predicted.logits(output.logits)
         temperature = tu.get_non_tensor_data(data=micro_batch, key="temperature", default=1.0)
         if temperature != 1:
             logits = logits / temperature
-        labels = layout.labels
-        values = {"log_probs": -torch.nn.functional.cross_entropy(logits, labels, reduction="none")}
+        cross_entropy = torch.nn.functional.cross_entropy(logits, predicted.labels, reduction="none")
+        values = {"log_probs": -cross_entropy}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             values["entropy"] = entropy_from_logits(logits)
-        predicts = predicting(micro_batch)
         offsets = micro_batch["input_ids"].offsets()
-        is_real = torch.arange(predicts.shape[1], device=predicts.device) < offsets.diff().unsqueeze(-1)
         return {
-            name: torch.nested.nested_tensor_from_jagged(
-                torch.zeros(predicts.shape, device=value.device, dtype=value.dtype).masked_scatter(
-                    predicts, value
-                )[is_real],
-                offsets,
-            )
+            name: torch.nested.nested_tensor_from_jagged(predicted.by_sample(value), offsets)
             for name, value in values.items()
         }
 
 
-def predicting(micro_batch: TensorDict) -> torch.Tensor:
-    """Return whether a column [B, longest row] predicts a token of its row's response."""
-    prompts = micro_batch["prompts"].offsets().diff().unsqueeze(-1)
-    lengths = micro_batch["input_ids"].offsets().diff().unsqueeze(-1)
-    columns = torch.arange(int(lengths.max()), device=lengths.device)
-    return (columns >= prompts - 1) & (columns < lengths - 1)
+class ValueEngine(FSDPEngineWithValueHead):
+    """Values, [P + R] for each sample: column i belongs to what comes after token i."""
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
+        layout = Layout.of(micro_batch)
+        return model_inputs(layout), {"paths": layout.paths}
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: Arguments,
+        micro_batch: TensorDict,
+        logits_processor_func: object,
+    ) -> dict[str, torch.Tensor]:
+        values = output.logits.flatten()[output_args["paths"]]
+        return {"values": torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())}
+
+
+def model_inputs(layout: Layout) -> Arguments:
+    """Return what the model is called with."""
+    return {
+        "input_ids": layout.input_ids,
+        "attention_mask": layout.attention_mask(),
+        "position_ids": layout.positions,
+    }
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The tokens of a micro-batch whose log-probabilities are wanted, each once.
+
+    Attributes:
+        labels: [U] the tokens.
+        columns: [C] columns of the rows in which any is predicted.
+        rows, places: [U] row of each, and index in ``columns`` of the one that predicts it.
+        outputs: [N] where in verl's columns, all samples' one after the other, they are wanted.
+        tokens: [N] index of the token that is wanted there.
+        num_outputs: number of tokens of all samples.
+    """
+
+    labels: torch.Tensor
+    columns: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+    outputs: torch.Tensor
+    tokens: torch.Tensor
+    num_outputs: int
+
+    @classmethod
+    def of(cls, layout: Layout, micro_batch: TensorDict) -> Predicted:
+        """The response tokens of flat rows, and of trees those that were sampled."""
+        prompts = micro_batch["prompts"].offsets().diff()
+        lengths = micro_batch["input_ids"].offsets().diff()
+        wanted = layout.depths >= prompts.repeat_interleave(lengths)
+        if layout.has_branches:
+            wanted[wanted.clone()] = micro_batch["response_mask"].values().bool()
+        places, tokens = layout.paths[wanted].unique(return_inverse=True)
+        parents = layout.parents()[places]
+        width = layout.input_ids.shape[1]
+        columns, place_of = (parents % width).unique(return_inverse=True)
+        return cls(
+            labels=layout.input_ids.flatten()[places],
+            columns=columns,
+            rows=parents // width,
+            places=place_of,
+            outputs=wanted.nonzero().flatten() - 1,  # verl's column i belongs to token i+1
+            tokens=tokens,
+            num_outputs=len(wanted),
+        )
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Pick those that predict the tokens [U, V] from all that the model has made [rows, C, V]."""
+        own = logits[self.rows, self.places]
+        return own.to(torch.promote_types(own.dtype, torch.float32))
+
+    def by_sample(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the tokens [U] in the columns of all samples [T], and 0 in the others."""
+        return values.new_zeros(self.num_outputs).index_put((self.outputs,), values[self.tokens])
 
 
 def install() -> None:
-    """Have verl's workers use this engine for policies, and our micro-batches for policies and critics."""
+    """Have verl's workers use these engines and our micro-batches."""
     for device in ("cpu", "cuda"):  # verl's own way to register engines does not let one be replaced
         EngineRegistry._engines["language_model"]["fsdp2"][device] = PolicyEngine
+        EngineRegistry._engines["value_model"]["fsdp2"][device] = ValueEngine
     transformer_impl.prepare_micro_batches = prepare_micro_batches
+    token_trees.install()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from policies.learning.verl.config import actor_config, policy_worker_config
 from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS, as_column
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss
-from policies.learning.verl.shared_prompts import can_share
+from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 from policies.settings import ADAPTER
@@ -30,6 +31,8 @@ from policies.settings import ADAPTER
 from verl.utils.model import convert_weight_keys
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.utils.losses import sft_loss
+
+logger = logging.getLogger(__name__)
 
 REFERENCE = "reference.safetensors"
 ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
@@ -97,7 +100,9 @@ class VerlLearner(VerlWorker):
         if self._has_adapters:
             verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
         self._reference = Reference(self.engine.module) if algorithm.uses_reference else None
-        self._shares_prompts = can_share(self.engine.module, self.model_config.hf_config)
+        reason = obstacle(self.engine.module, self.model_config.hf_config)
+        if reason and dist.get_rank() == 0:
+            logger.warning("What samples have in common is computed for each of them: %s.", reason)
 
     @property
     def _has_adapters(self) -> bool:
@@ -187,14 +192,15 @@ class VerlLearner(VerlWorker):
 
     @on_all_ranks
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
-        """Log-probability of every response token [R] of each sample, under the batch's temperature."""
-        return [row.tolist() for row in self._logprobs(batch)]
+        """Log-probability of every sampled token, under the batch's temperature, and 0 for the rest of the
+        response [R] of each sample."""
+        return [list(row) for row in self._logprobs(batch)]
 
     def _with_logprobs(self, batch: TrainBatch, column: str) -> TrainBatch:
-        return batch.with_column(column, as_column(self._logprobs(batch), batch))
+        return batch.with_column(column, self._logprobs(batch))
 
-    def _logprobs(self, batch: TrainBatch) -> list[torch.Tensor]:
-        return self._forward(batch, "log_probs")
+    def _logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
+        return as_column(self._forward(batch, "log_probs"), batch)
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 verl counts the real tokens of a micro-batch, but its rows are padded to the longest: 63 rows of 48 tokens
 with one of 1,000 were 64,000 tokens where 4,024 had been counted. These are bounded by their padded size, and
-rows of like length go together. A row is a sample, or several
-with a shared prompt. ``engine.install`` puts ``prepare_micro_batches`` in the place of verl's.
+rows of like length go together. A row is a sample, or a tree of several. ``engine.install`` puts
+``prepare_micro_batches`` in the place of verl's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from policies.learning.verl.shared_prompts import ROW, share_prompts
+from policies.learning.verl.token_trees import ROW, SHARED, Branch, Row, halves, num_tokens
 
-SHARES_PROMPTS = "shares_prompts"
-"""Entry of a batch: whether samples with the same prompt may share a row. Without it they do not."""
 CALL_TOKENS = 128
 """A pass of the model costs what it does for its tokens and about as many more, however few they are."""
 
@@ -33,23 +31,27 @@ def prepare_micro_batches(
 
     Called by verl's engine, in the place of its own function of this name.
     """
-    most = data["max_token_len_per_gpu"]
-    prompts = [prompt.tolist() for prompt in data["prompts"].unbind()]
-    responses = data["responses"].offsets().diff().tolist()
-    rows = [[sample] for sample in range(len(prompts))]
-    if tu.get_non_tensor_data(data=data, key=SHARES_PROMPTS, default=False):
-        rows = share_prompts(prompts, responses, most)
-    sizes = [len(prompts[row[0]]) + sum(responses[sample] for sample in row) for row in rows]
-    parts = [[rows[index] for index in part] for part in divide(sizes, most)]
+    numbers, shared = data[ROW].tolist(), data[SHARED].tolist()
+    lengths = data["input_ids"].offsets().diff().tolist()
+    branches = [
+        Branch(sample, common, length - common)
+        for sample, (common, length) in enumerate(zip(shared, lengths, strict=True))
+    ]
+    rows = [list(row) for _, row in groupby(branches, key=lambda branch: numbers[branch.sample])]
+    parts = [
+        [rows[index] for index in part]
+        for part in divide([num_tokens(row) for row in rows], data["max_token_len_per_gpu"])
+    ]
     if same_micro_num_in_dp and dp_group is not None:
         count = torch.tensor(len(parts), device=get_device_name())  # NCCL takes no tensors of the CPU
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=dp_group)
         parts = divide_further(parts, int(count))
-    return [_micro_batch(data, part) for part in parts], [list(chain(*part)) for part in parts]
+    samples = [[branch.sample for row in part for branch in row] for part in parts]
+    return [_micro_batch(data, part, own) for part, own in zip(parts, samples, strict=True)], samples
 
 
-def _micro_batch(data: TensorDict, rows: Sequence[Sequence[int]]) -> TensorDict:
-    micro_batch = tu.index_select_tensor_dict(data, list(chain(*rows)))
+def _micro_batch(data: TensorDict, rows: Sequence[Row], samples: list[int]) -> TensorDict:
+    micro_batch = tu.index_select_tensor_dict(data, samples)
     numbers = [number for number, row in enumerate(rows) for _ in row]
     micro_batch[ROW] = torch.tensor(numbers, device=micro_batch["input_ids"].device)
     return micro_batch
@@ -81,18 +83,17 @@ def divide(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return groups[::-1]
 
 
-def divide_further(groups: Sequence[Sequence[Sequence[int]]], count: int) -> list[list[list[int]]]:
+def divide_further(groups: Sequence[Sequence[Row]], count: int) -> list[list[Row]]:
     """``count`` groups of rows: those with the most samples are halved until there are so many.
 
     Args:
         count: at most the number of samples.
     """
-    divided = [[list(row) for row in group] for group in groups]
+    divided = [list(group) for group in groups]
     while len(divided) < count:
         at = max(range(len(divided)), key=lambda index: sum(map(len, divided[index])))
         rows = divided[at]
         if len(rows) == 1:
-            (row,) = rows
-            rows = [row[: len(row) // 2], row[len(row) // 2 :]]
+            rows = [*halves(rows[0])]
         divided[at : at + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     return divided

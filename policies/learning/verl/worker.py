@@ -23,6 +23,7 @@ from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import RankShard
 from policies.learning.verl.shards import restore_model, restore_optimizer
 from policies.learning.verl.state_files import StateFiles
+from policies.learning.verl.token_trees import pairs_per_token
 
 # isort: split
 from tensordict import TensorDict
@@ -57,9 +58,6 @@ class VerlWorker(TrainingWorker):
         seed: of torch's generator on this rank.
     """
 
-    _shares_prompts = False
-    """True where the engine can compute a prompt once for several samples."""
-
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
         self._learner = learner
         if learner.device == "cpu":
@@ -74,6 +72,7 @@ class VerlWorker(TrainingWorker):
         super().__init__(config)
         self.reset()
         dropout.switch_off_in_modules(self.engine.module)
+        self._pairs_per_token = pairs_per_token(self.engine.module, config.model_config.hf_config)
 
     @on_all_ranks
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
@@ -89,7 +88,7 @@ class VerlWorker(TrainingWorker):
 
     def _share(self, batch: TrainBatch) -> RankShard:
         most = self._learner.micro_batch_tokens
-        return RankShard(batch, dist.get_rank(), dist.get_world_size(), most, self._shares_prompts)
+        return RankShard(batch, dist.get_rank(), dist.get_world_size(), most, self._pairs_per_token)
 
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """Take one optimizer step under ``self.loss_fn``, and return verl's report of it."""

@@ -23,7 +23,6 @@ from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.service import NAMESPACE
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
-from actors.serving.errors import status_of
 from actors.serving.policy_app import PolicyApp
 from actors.settings import AgentsConfig, FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
@@ -32,6 +31,7 @@ from environments.types import Trajectory
 from policies import GameAgent
 from policies.agent_api.context import RequestContext
 from policies.agent_api.history import with_message
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams, ScriptedSampler
 from policies.settings import EngineConfig

@@ -114,7 +114,7 @@ def through_verl(
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     total, metrics = torch.tensor(0.0), []
     for rank in range(num_ranks):
-        share = RankShard(batch, rank, num_ranks, max_tokens, shares_prompts=True)
+        share = RankShard(batch, rank, num_ranks, max_tokens, pairs_per_token=384)
         data = share.scored(columns)
         tu.assign_non_tensor(
             data,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 
 from policies.learning.verl.micro_batches import divide, divide_further
+from policies.learning.verl.token_trees import Branch, Row
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
@@ -44,11 +46,16 @@ def test_row_as_long_as_the_bound_stands_alone() -> None:
     assert divide([10, 400, 10], 400) == [[1], [0, 2]]
 
 
+def group(*rows: Sequence[int]) -> list[Row]:
+    """A micro-batch of samples that share 8 tokens within their row and have 2 of their own."""
+    return [[Branch(sample, 8, 2) for sample in row] for row in rows]
+
+
 def test_groups_are_halved_until_all_ranks_have_as_many() -> None:
-    groups = divide_further([[[0], [1], [2], [3], [4]], [[5]]], 4)
-    assert groups == [[[0], [1]], [[2]], [[3], [4]], [[5]]]
-    assert divide_further([[[0]], [[1]]], 2) == [[[0]], [[1]]]
+    groups = divide_further([group([0], [1], [2], [3], [4]), group([5])], 4)
+    assert groups == [group([0], [1]), group([2]), group([3], [4]), group([5])]
+    assert divide_further([group([0]), group([1])], 2) == [group([0]), group([1])]
 
 
-def test_samples_sharing_a_prompt_are_parted_for_other_ranks() -> None:
-    assert divide_further([[[0, 1, 2, 3]]], 3) == [[[0]], [[1]], [[2, 3]]]
+def test_samples_of_one_row_are_parted_for_other_ranks() -> None:
+    assert divide_further([group([0, 1, 2, 3])], 3) == [group([0]), group([1]), group([2, 3])]

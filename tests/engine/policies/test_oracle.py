@@ -246,8 +246,13 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 # -- what was recorded ---------------------------------------------------------------------------------
 
 
-def recorded(update: int) -> list[TrajectoryGroup]:
-    """Two groups of three rollouts with one to three turns each; every third rollout rewrites its history."""
+def recorded(update: int, strips: bool = False) -> list[TrajectoryGroup]:
+    """Two groups of three rollouts with one to three turns each; every third rollout rewrites its history.
+
+    Args:
+        strips: all have three turns, and the first half of what was sampled is taken out of the history, as
+            thoughts are: a tree with as many branches as turns.
+    """
     rng = random.Random(update)
 
     def tokens(least: int, most: int) -> tuple[int, ...]:
@@ -255,7 +260,7 @@ def recorded(update: int) -> list[TrajectoryGroup]:
 
     def rollout(rollout_id: str, prompt: tuple[int, ...], rewrites: bool) -> Trajectory:
         trajectory, history = Trajectory(rollout_id=rollout_id), prompt
-        for _ in range(rng.randint(1, 3)):
+        for _ in range(3 if strips else rng.randint(1, 3)):
             sampled = tokens(3, 8)
             completion = Completion(
                 prompt_ids=history,
@@ -266,7 +271,10 @@ def recorded(update: int) -> list[TrajectoryGroup]:
             )
             trajectory.steps.append(Step(completion=completion, reward=rng.choice([0.0, 0.25, 1.0])))
             said = tokens(1, 4)
-            history = (*prompt, *said) if rewrites else (*history, *sampled, *said)
+            if strips:
+                history = (*history, *sampled[len(sampled) // 2 :], *said)
+            else:
+                history = (*prompt, *said) if rewrites else (*history, *sampled, *said)
         trajectory.reward = sum(step.reward for step in trajectory.steps)
         return trajectory
 
@@ -349,7 +357,13 @@ def optimizer(rules: Rules) -> OptimizerConfig:
 
 
 def distances(
-    make_rank: MakeRank, make_critic_rank: MakeRank, model: Path, case: str, **wrong: Any
+    make_rank: MakeRank,
+    make_critic_rank: MakeRank,
+    model: Path,
+    case: str,
+    *,
+    strips: bool = False,
+    **wrong: Any,
 ) -> Iterator[float]:
     """After each update: how far the farthest two weights of ours and the oracle's are apart."""
     config, rules = CASES[case]
@@ -363,7 +377,7 @@ def distances(
     ours = Ours(make_rank(learner, config), critic, start, rules)
     theirs = Oracle(model, start, replace(rules, **wrong))
     for update in range(NUM_UPDATES):
-        groups = recorded(update)
+        groups = recorded(update, strips)
         steps = mini_batches(groups, update)
         ours.update(groups, steps)
         theirs.update(groups, steps)
@@ -407,6 +421,28 @@ def test_weights_are_those_of_learner_written_from_papers(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, case: str
 ) -> None:
     found = list(distances(make_rank, make_critic_rank, tiny_model, case))
+    assert len(found) == NUM_UPDATES
+    assert max(found) <= TOLERANCE
+
+
+ON_TREES = ["grpo, k3 in the loss", "gspo, recorded, k1+ in the loss", "ppo, recorded, k3 in the loss"]
+
+
+@pytest.mark.parametrize("case", ON_TREES)
+def test_weights_are_those_of_the_oracle_on_trees(
+    make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, case: str
+) -> None:
+    """A mini-batch has three trajectories with stripped thoughts; the oracle computes each turn alone."""
+    from policies.learning.verl.token_trees import plan_rows
+
+    samples = [each for group in recorded(0, strips=True) for each in group.trajectories]
+    sequences = [
+        sample.prompt_ids + sample.response_ids for each in samples for sample in training_samples(each)
+    ]
+    rows = plan_rows(sequences, MICRO_BATCH_TOKENS, 384)
+    assert len(sequences) == 18
+    assert len(rows) < 9
+    found = list(distances(make_rank, make_critic_rank, tiny_model, case, strips=True))
     assert len(found) == NUM_UPDATES
     assert max(found) <= TOLERANCE
 

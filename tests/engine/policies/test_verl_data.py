@@ -23,11 +23,11 @@ def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 
     from policies.learning.verl.data import RankShard
 
     batch = TrainBatch(samples=tuple(samples))
-    return [RankShard(batch, rank, num_ranks, max_tokens, shares_prompts=True) for rank in range(num_ranks)]
+    return [RankShard(batch, rank, num_ranks, max_tokens, pairs_per_token=384) for rank in range(num_ranks)]
 
 
 def test_one_rank_keeps_the_order() -> None:
-    assert shares(ragged_samples(9), 1)[0].rows == list(ragged_samples(9))
+    assert shares(ragged_samples(9), 1)[0].samples == list(ragged_samples(9))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -35,8 +35,8 @@ def test_one_rank_keeps_the_order() -> None:
 def test_sample_is_in_one_share_and_shares_have_equal_rows(number: int, num_ranks: int) -> None:
     samples = ragged_samples(number)
     parts = shares(samples, num_ranks)
-    assert len({len(part.rows) for part in parts}) == 1
-    rows = [row for part in parts for row in part.rows]
+    assert len({len(part.samples) for part in parts}) == 1
+    rows = [row for part in parts for row in part.samples]
     assert sorted(row.sample_id for row in rows if any(row.loss_mask)) == sorted(
         sample.sample_id for sample in samples
     )
@@ -46,10 +46,28 @@ def test_sample_is_in_one_share_and_shares_have_equal_rows(number: int, num_rank
 
 def test_ranks_have_equally_much_to_do() -> None:
     samples = ragged_samples(40, most=400)
-    sizes = [sum(map(len, part.rows)) for part in shares(samples, 4)]
+    sizes = [sum(map(len, part.samples)) for part in shares(samples, 4)]
     by_turns = [sum(map(len, samples[rank::4])) for rank in range(4)]
     assert max(sizes) - min(sizes) < 20
     assert max(by_turns) - min(by_turns) > 200
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_trees_stay_whole_until_a_rank_would_wait(num_ranks: int) -> None:
+    """One tree of eight is cut for as many ranks; of six, each with as much to do, each stays on one."""
+
+    def group(number: int, size: int) -> list[TrainingSample]:
+        prompt = (number,) * 60
+        return [replace(sample, prompt_ids=prompt) for sample in ragged_samples(size, most=20)]
+
+    def beginnings(samples: Sequence[TrainingSample]) -> list[set[int]]:
+        parts = shares(samples, num_ranks)
+        assert len({len(part.unscored()["row"].unique()) for part in parts}) == 1
+        return [{row.prompt_ids[0] for row in part.samples if any(row.loss_mask)} for part in parts]
+
+    assert beginnings(group(1, 8)) == [{1}] * num_ranks
+    whole = beginnings([sample for number in range(6) for sample in group(number, 4)])
+    assert sorted(number for part in whole for number in part) == list(range(6))
 
 
 def test_models_outputs_are_cut_to_response_and_keep_their_place() -> None:
@@ -57,7 +75,7 @@ def test_models_outputs_are_cut_to_response_and_keep_their_place() -> None:
     outputs: dict[int, torch.Tensor] = {}
     for part in shares(samples, 2):
         # What the model says at a token is about the next one: here, the next one itself.
-        rows = [torch.tensor((*row.prompt_ids, *row.response_ids, -1)[1:]) for row in part.rows]
+        rows = [torch.tensor((*row.prompt_ids, *row.response_ids, -1)[1:]) for row in part.samples]
         outputs |= part.responses(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert {index: tuple(row.tolist()) for index, row in outputs.items()} == {
         index: sample.response_ids for index, sample in enumerate(samples)
@@ -85,7 +103,7 @@ def test_trajectory_counts_once_however_many_samples_it_has() -> None:
     found = {
         row.sample_id: share
         for part, data in zip(parts, tables, strict=True)
-        for row, share in zip(part.rows, data["trajectory_share"].tolist(), strict=True)
+        for row, share in zip(part.samples, data["trajectory_share"].tolist(), strict=True)
     }
     first = sizes[0] / (sizes[0] + sizes[2])
     expected = {"a/0#0": first, "a/1#0": 1.0, "a/0#1": 1 - first, "a/1#1": 1.0, "a/2#0": 1.0, "padding": 1.0}

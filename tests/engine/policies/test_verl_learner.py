@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import batches, ragged_samples
+from learner_samples import batches, ragged_samples, with_random_columns
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.errors import ConfigError, LearnerError
@@ -39,6 +39,7 @@ FROZEN = OptimizerConfig(lr=0.0)
 FAST = OptimizerConfig(lr=1e-3)
 WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))
 ADAPTED = LearnerConfig(lora=LoRAConfig(rank=4))
+KINDS = {"policy": LearnerConfig(), "adapters": ADAPTED}
 
 
 def weights(rank: Any) -> dict[str, torch.Tensor]:
@@ -228,7 +229,7 @@ def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank)
     rank, shapes = make_rank(), []
     rank.engine.module.register_forward_hook(lambda *call: shapes.append(tuple(call[-1].logits.shape[:2])))
     samples = tuple(
-        replace(sample, prompt_ids=(7,) * size, **{name: getattr(sample, name)[:5] for name in COLUMNS})
+        replace(sample, prompt_ids=(size,) * size, **{name: getattr(sample, name)[:5] for name in COLUMNS})
         for sample, size in zip(ragged_samples(2), (40, 44), strict=True)
     )
     rank.update([with_old_logprobs(rank, TrainBatch(samples=samples))])
@@ -236,32 +237,50 @@ def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank)
     assert shapes == [(2, 9)] * 3
 
 
-def test_prompt_that_samples_share_is_computed_once(make_rank: MakeRank) -> None:
+@pytest.mark.parametrize("kind", ["policy", "adapters", "critic"])
+def test_what_samples_share_is_computed_once(
+    make_rank: MakeRank, make_critic_rank: MakeRank, kind: str
+) -> None:
+    """Scores, values, those of the reference, and what is learned are those of flat rows."""
     samples = ragged_samples(8)
     prompts = [tuple(range(5, 65)), samples[5].prompt_ids]
     shared = [
         replace(sample, prompt_ids=prompts[index % 2], advantages=advantages_of(sample))
         for index, sample in enumerate(samples)
     ]
-    batch = TrainBatch(samples=tuple(shared))
+    batch = TrainBatch(samples=with_random_columns(shared))
     results, tokens = [], []
-    for shares in (True, False):
-        rank = make_rank()
-        rank._shares_prompts = shares
+    for has_trees in (True, False):
+        rank = make_critic_rank() if kind == "critic" else make_rank(KINDS[kind], WITH_REFERENCE)
+        assert rank._pairs_per_token == 384
+        if not has_trees:
+            rank._pairs_per_token = 0
         sizes: list[int] = []
         rank.engine.module.register_forward_pre_hook(
             lambda _, args, kwargs, sizes=sizes: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
         )
-        scored = with_old_logprobs(rank, batch)
-        rank.update([scored])
-        results.append(([sample.old_logprobs for sample in scored.samples], weights(rank)))
+        rank.update([batch])
+        scores = rank.values([batch])[0] if kind == "critic" else rank.logprobs(batch)
+        if kind != "critic":
+            scores += [sample.reference_logprobs for sample in rank.score([batch])[0].samples]
+        results.append((scores, weights(rank)))
         tokens.append(sum(sizes))
     assert tokens[0] < 0.6 * tokens[1]
-    (logprobs, moved), (expected, expected_moved) = results
-    for row, expected_row in zip(logprobs, expected, strict=True):
-        assert row == pytest.approx(expected_row, abs=2e-6)
+    (scores, moved), (expected, expected_moved) = results
+    for row, expected_row in zip(scores, expected, strict=True):
+        assert list(row) == pytest.approx(list(expected_row), abs=1e-5)
     for name, tensor in moved.items():
         assert torch.allclose(tensor, expected_moved[name], atol=1e-6), name
+
+
+def test_model_that_cannot_share_prefixes_says_so_once(
+    make_rank: MakeRank, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_rank()
+    assert "computed for each of them" not in caplog.text
+    rank = make_rank(LearnerConfig(verl={"model": {"override_config": {"attn_implementation": "eager"}}}))
+    rank.logprobs(batches()[0])
+    assert caplog.text.count("computed for each of them: its attention is eager, not sdpa.") == 1
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

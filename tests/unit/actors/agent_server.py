@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 from test_policy_http import Parts, serving
 
 from actors.rollouts.rollout import Pair, RolloutRequest
@@ -156,16 +157,22 @@ def agent_server(
         with serving(folder, agents=pools, keys=keys, **served) as client:
             assert client.portal is not None
             client.portal.call(pool.open)
-            server = uvicorn.Server(uvicorn.Config(http, port=0, lifespan="off", log_level="warning"))
-            served = client.portal.start_task_soon(server.serve)
-            while not server.started:
-                assert not served.done(), served.exception()
-            port = server.servers[0].sockets[0].getsockname()[1]
-            try:
-                on_step = partial(client.portal.call, pool.on_step)
-                yield AgentServer(f"http://127.0.0.1:{port}", service, on_step)
-            finally:
-                server.should_exit = True
-                served.result(60)
+            with listening(client) as url:
+                yield AgentServer(url, service, partial(client.portal.call, pool.on_step))
     finally:
         service.end()  # when the pool's loops are cancelled
+
+
+@contextmanager
+def listening(client: TestClient) -> Iterator[str]:
+    """Address on which the application answers, in the loop of its test client."""
+    assert client.portal is not None
+    server = uvicorn.Server(uvicorn.Config(http, port=0, lifespan="off", log_level="warning"))
+    served = client.portal.start_task_soon(server.serve)
+    while not server.started:
+        assert not served.done(), served.exception()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        served.result(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,10 +151,11 @@ class Actor:
         self._calls = [each for each in self._calls if not each.done()] + [call]
         return call
 
-    def _run(self, request: RolloutRequest, _: int, __: Any, history: Any) -> asyncio.Future[Any]:
+    def _run(self, request: RolloutRequest, _: int, entries: Any, history: Any) -> asyncio.Future[Any]:
         call = self._call()
         if self.node is not None:
             self._cluster.check_start(self.node, request.rollout_id)
+            self._cluster.check_beginning(request, entries)
             after = request.follow_up.after if request.follow_up else None
             rebuilt = history[-1].request.rollout_id if history else None
             assert (self._pair or rebuilt) == after, "each message goes on with its own conversation"
@@ -171,7 +172,11 @@ class Actor:
             self.playing, retained = None, request.keep_seconds is not None
             self._pair = request.rollout_id if retained else None
             turns = (b"a turn",) if retained else ()
-            result = RolloutResult(trajectory, usable=True, retained=retained, turns=turns)
+            num_forks = request.forked_at.num_forks if request.forked_at else 0
+            beginnings = tuple((f"turn of {request.rollout_id}".encode(),) for _ in range(num_forks))
+            result = RolloutResult(
+                trajectory, usable=True, retained=retained, turns=turns, beginnings=beginnings
+            )
             node.say(partial(_settle, call, result))
 
     def _close_pair(self) -> asyncio.Future[Any]:
@@ -311,6 +316,12 @@ class Cluster:
             if actor.playing == rollout_id
         ]
         assert not heard, "no rollout is played twice at the same time"
+
+    def check_beginning(self, request: RolloutRequest, entries: Sequence[bytes]) -> None:
+        """A fork begins with the turns of its parent, which has ended."""
+        if request.fork is not None:
+            assert request.fork.parent in {each.rollout_id for each in self.delivered}
+            assert list(entries) == [f"turn of {request.fork.parent}".encode()]
 
 
 def _settle(call: asyncio.Future[Any], value: Any) -> None:

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from actors.served_agents.conversations import Conversations
-from actors.serving.errors import status_of
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import digest
 from policies.agent_api.history import BEGINNING, history_of
 from policies.agent_api.question import Question
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
 

@@ -19,6 +19,7 @@ from simulated_cluster import (
     simulated_fleet,
 )
 
+from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.rollout import FollowUp, RolloutRequest
 from environments.types import TerminationReason
 
@@ -125,6 +126,37 @@ def test_actors_that_died_idle_cost_a_rollout_no_attempt() -> None:
         assert (await fleet.status()).num_retries == 0
 
     simulate(work, seed=0, retries=0)
+
+
+def test_forks_begin_with_turns_of_their_parents_in_a_storm() -> None:
+    ids = [f"group/{number:04d}" for number in range(NUM_ROLLOUTS)]
+    roots, forks = ids[: NUM_ROLLOUTS // 4], ids[NUM_ROLLOUTS // 4 :]
+    points = ForkPoints(num_forks=3, at="every 1")
+    requests = [
+        RolloutRequest(rollout_id=each, group_id="group", task={}, forked_at=points) for each in roots
+    ]
+    requests += [
+        RolloutRequest(
+            rollout_id=each,
+            group_id="group",
+            task={},
+            fork=Fork(parent=roots[position % len(roots)], number=position // len(roots)),
+        )
+        for position, each in enumerate(forks)
+    ]
+
+    async def work(cluster: Cluster, fleet: Any) -> None:
+        await fleet.resize(NUM_ACTORS)
+        await fleet.submit(requests)
+        for number in range(10):
+            await asyncio.sleep(0.7)
+            happen("crash", 20 * number, cluster)
+        await asyncio.sleep(LIMIT_SECONDS)
+        await check(cluster, fleet)
+        assert sorted(each.rollout_id for each in cluster.delivered) == ids
+        assert (await fleet.status()).num_resumed_turns == 0, "shared turns are no resumed ones"
+
+    simulate(work, seed=1, retries=100)
 
 
 def test_node_that_ray_declares_dead_does_not_end_the_fleet() -> None:

@@ -383,7 +383,7 @@ def test_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model": "tiny"}, "'tiny' does not answer at /v1/responses. Agents that do: 'agent/calculator'"),
+        ({"model": "agent/none"}, "no agent 'agent/none' .* Agents that do: 'agent/calculator'"),
         ({"instructions": "Be brief."}, "instructions"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"background": True}, "background"),
@@ -622,10 +622,10 @@ def test_kept_response_is_not_streamed(client: TestClient) -> None:
 
 
 def test_address_not_served_is_answered_with_those_served(client: TestClient) -> None:
-    answer = client.post("/v1/messages", json={"model": "tiny"})
+    answer = client.post("/v1/embeddings", json={"model": "tiny"})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models"):
         assert path in message
 
 

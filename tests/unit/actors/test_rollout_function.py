@@ -470,3 +470,134 @@ def test_importing_a_workload_loads_no_http_server() -> None:
     code = "import sys, launch.workload; print({'uvicorn', 'starlette', 'openai'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_calls_have_rewards_of_their_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        for number in range(3):
+            await say(client, str(number))
+        return [0.25, 0.0, -1.0]
+
+    trajectory = play(solve)
+    assert [step.reward for step in trajectory.steps] == [0.25, 0.0, -1.0]
+    assert trajectory.reward == -0.75
+
+
+def test_rewards_that_are_too_few_are_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        await say(client, "a")
+        await say(client, "b")
+        return [1.0]
+
+    with pytest.raises(AgentError, match="1 rewards after 2 calls"):
+        play(solve)
+
+
+OWNER = """
+import sys, threading
+from actors.gateway.client import PolicyClient
+client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+sleep = "import time; time.sleep(600)"
+nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
+command = [sys.executable, "-c", nested, sys.argv[1]]
+threading.Thread(target=client.run, args=(command,), daemon=True).start()
+sys.stdin.read()
+"""
+
+
+def test_programs_die_with_the_process_of_their_rollout() -> None:
+    mark = f"mark-{time.monotonic_ns()}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, mark], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_with(mark) == []
+
+
+RESPONSES_TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+MESSAGES_TOOL = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+
+
+def adding(messages: list[Message]) -> str:
+    return "It is 46." if messages[-1]["role"] == "tool" else f"<think>Add.</think>\n{CALL}"
+
+
+async def solve_by_responses(task: dict[str, Any], client: PolicyClient) -> float:
+    items: list[Any] = [{"role": "user", "content": task["question"]}]
+    first = await client.openai.responses.create(
+        model="gpt-9", instructions="Be short.", input=items, tools=[RESPONSES_TOOL], store=False
+    )
+    (call,) = [each for each in first.output if each.type == "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "46"}
+    items += [*(each.model_dump(exclude_none=True) for each in first.output), output]
+    second = await client.openai.responses.create(
+        model="gpt-9", instructions="Be short.", input=items, tools=[RESPONSES_TOOL]
+    )
+    return float(second.output_text == "It is 46.")
+
+
+async def solve_by_stored_responses(task: dict[str, Any], client: PolicyClient) -> float:
+    first = await client.openai.responses.create(
+        model="gpt-9", input=task["question"], tools=[RESPONSES_TOOL]
+    )
+    (call,) = [each for each in first.output if each.type == "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "46"}
+    stream = await client.openai.responses.create(
+        model="gpt-9",
+        input=[output],
+        previous_response_id=first.id,
+        tools=[RESPONSES_TOOL],
+        stream=True,
+    )
+    events = [event async for event in stream]
+    assert events[0].type == "response.created"
+    return float(events[-1].response.output_text == "It is 46.")
+
+
+async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float:
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    first = await client.anthropic.messages.create(
+        model="claude", max_tokens=200, system="Be short.", messages=messages, tools=[MESSAGES_TOOL]
+    )
+    assert first.stop_reason == "tool_use"
+    (call,) = [each for each in first.content if each.type == "tool_use"]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "46"}
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    async with client.anthropic.messages.stream(
+        model="claude", max_tokens=200, system="Be short.", messages=messages, tools=[MESSAGES_TOOL]
+    ) as stream:
+        text = await stream.get_final_text()
+    return float(text == "It is 46.")
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [solve_by_responses, solve_by_stored_responses, solve_by_messages],
+    ids=lambda each: each.__name__,
+)
+def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) -> None:
+    trajectory = play(rollout, adding)
+    assert trajectory.reward == 1.0
+    (sample,) = training_samples(trajectory)
+    assert sample.num_sampled_tokens == sum(len(step.model_response) + 1 for step in trajectory.steps)
+    assert trajectory.metrics == {"policy_calls": 2.0, "branches": 0.0, "foreign_answers": 0.0}
+
+
+def test_errors_have_the_form_of_their_dialect() -> None:
+    import anthropic
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
+        with pytest.raises(anthropic.BadRequestError, match="image") as caught:
+            await client.anthropic.messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}]
+            )
+        assert caught.value.body["type"] == "error"
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.serving.errors import status_of
 from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import RequestContext, TokenUsage
 from policies.agent_api.frontend import AgentFrontend
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import NO_EFFECT, ChatRequest
 from policies.sampler import SamplingParams

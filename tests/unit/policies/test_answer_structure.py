@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from actors.serving.errors import status_of
 from policies.agents.parsers import TEXT_PARSERS, get_tool_parser
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.structure import structure_of

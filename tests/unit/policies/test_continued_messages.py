@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from test_openai_protocol import MESSAGES, FakeEngine, collect, ids_of, tokenizer
 
-from actors.serving.errors import status_of
 from policies.chat import ChatRenderer
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.protocol import ChatRequest

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from test_openai_protocol import FakeEngine
 
-from actors.serving.errors import status_of
 from environments.errors import AgentError, DatasetError
 from environments.types import Message
 from policies.chat import ChatRenderer
 from policies.learning.demonstrations import demonstration_samples
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.protocol import ChatRequest

@@ -15,12 +15,12 @@ import pytest
 from pydantic import ValidationError
 from test_answer_structure import allows
 
-from actors.serving.errors import HttpError, error_body, status_of
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
 from policies.model_api import errors
+from policies.model_api.dialects.errors import HttpError, openai_error, status_of
 from policies.model_api.errors import RateLimitError, RequestError, request_error
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.messages import ChatMessage
@@ -621,7 +621,7 @@ def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param:
     error = request_error(caught.value)
     assert status_of(error) == 400
     assert error.param == param
-    assert error_body(error)["error"]["type"] == "invalid_request_error"
+    assert openai_error(error)[1]["error"]["type"] == "invalid_request_error"
     assert (param or next(iter(fields))) in error.message
 
 
@@ -979,7 +979,7 @@ def test_failing_engine_is_the_servers_fault(stream: bool) -> None:
     with pytest.raises(SamplerError, match="gone") as caught:
         chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
     error = request_error(caught.value)
-    assert (status_of(error), error_body(error)["error"]["type"]) == (503, "server_error")
+    assert (status_of(error), openai_error(error)[1]["error"]["type"]) == (503, "server_error")
 
 
 @pytest.mark.parametrize(

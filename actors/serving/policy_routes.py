@@ -1,0 +1,147 @@
+"""Routes of the policy in every dialect: chat and text completions, Responses, Anthropic's messages.
+
+One request to the engine is behind each. Agents answer chats and Responses too, by names of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from ray import serve
+
+from actors.served_agents.protocols import ServedAgents
+from actors.serving.errors import MESSAGES_PATH
+from actors.serving.http import request_context, respond
+from actors.serving.pinned import PinnedClient
+from actors.serving.stored_responses import SharedResponses
+from policies.agent_api.frontend import PREFIX
+from policies.agent_api.responses_request import ResponsesRequest
+from policies.model_api.dialects.base import Dialect, Json, read
+from policies.model_api.dialects.messages import Messages, count_request
+from policies.model_api.dialects.responses import Responses
+from policies.model_api.dialects.responses_draft import ENDS
+from policies.model_api.errors import InvalidRequestError
+from policies.model_api.frontend import Charge, OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, CompletionRequest
+
+Parts = AsyncGenerator[Json, None]
+
+
+class Replica(Protocol):
+    """Parts of a ``PolicyServer`` that its routes need."""
+
+    openai: OpenAIFrontend
+    pinned: Mapping[str, PinnedClient]
+    """Versions beside the present one, by name."""
+    agents: ServedAgents
+    responses: SharedResponses
+
+
+policy_routes = APIRouter()
+
+
+def _body_with(*required: str) -> Json:
+    """Description of a body that the route reads itself; ``required`` are fields that it has to have."""
+    properties: Json = {name: {} for name in required} | {"model": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["model", *required]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _replica() -> Replica:
+    replica: Replica = serve.get_replica_context().servable_object
+    return replica
+
+
+@policy_routes.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    if not body.model.startswith(PREFIX):
+        return await respond(_sample(body, request), body.stream)
+    answers = _replica().agents.chat
+    return await respond(
+        answers.chat(body, _charge(body.model, request), request_context(request)), body.stream
+    )
+
+
+@policy_routes.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    return await respond(_sample(body, request), body.stream)
+
+
+@policy_routes.post("/v1/responses", openapi_extra=_body_with("input"))
+async def responses(body: dict[str, Any], request: Request) -> Response:
+    """OpenAI's Responses, of the policy or of an agent."""
+    if str(body.get("model")).startswith(PREFIX):
+        question, _ = read(ResponsesRequest, body)
+        answers, charge = _replica().agents.responses, _charge(question.model, request)
+        return await respond(answers.respond(question, charge, request_context(request)), question.stream)
+    dialect, owner = Responses(body), request_context(request).owner
+    if earlier := dialect.body.previous_response_id:
+        kept = await _replica().responses.kept(owner, earlier)
+        if kept is not None:
+            dialect.follow(kept[1])
+    chat = dialect.chat_request()
+    parts = _answer(dialect, _sample(chat, request), chat.stream)
+    if dialect.is_stored:
+        parts = _store(dialect, parts, owner)
+    return await respond(parts, chat.stream, dialect)
+
+
+@policy_routes.post(MESSAGES_PATH, openapi_extra=_body_with("max_tokens", "messages"))
+async def messages(body: dict[str, Any], request: Request) -> Response:
+    """Anthropic's messages."""
+    dialect = Messages(body)
+    chat = dialect.chat_request()
+    return await respond(_answer(dialect, _sample(chat, request), chat.stream), chat.stream, dialect)
+
+
+@policy_routes.post(f"{MESSAGES_PATH}/count_tokens", openapi_extra=_body_with("messages"))
+async def count_tokens(body: dict[str, Any]) -> dict[str, int]:
+    """Tokens that a prompt of Anthropic's messages has."""
+    return {"input_tokens": _replica().openai.num_prompt_tokens(count_request(body))}
+
+
+async def _answer(dialect: Dialect, chunks: Parts, stream: bool | None) -> Parts:
+    """The answer in its dialect, or the events of its stream."""
+    async with aclosing(chunks):
+        if not stream:
+            yield dialect.answer(await anext(chunks))
+            return
+        async for _, event in dialect.events(chunks):
+            yield event
+
+
+async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:
+    """The parts of a response, which is kept before the last one is sent."""
+    async with aclosing(parts):
+        async for part in parts:
+            response = part.get("response") if part.get("type") in ENDS else part
+            if response is not None and response.get("object") == "response":
+                await _replica().responses.keep(owner, response, dialect.conversation())
+            yield part
+
+
+def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
+    """Parts of the answer by the engine of this replica, or by that of a pinned version."""
+    if request_context(request).idempotency_key is not None:
+        raise InvalidRequestError(
+            "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
+            "leave it out. A seed makes an answer repeatable.",
+        )
+    replica, charge = _replica(), _charge(body.model, request)
+    if body.model in replica.pinned:
+        return replica.pinned[body.model].answer(body, charge)
+    if isinstance(body, ChatRequest):
+        return replica.openai.chat(body, charge)
+    return replica.openai.complete(body, charge)
+
+
+def _charge(model: str, request: Request) -> Charge:
+    """Return the counter of a request's tokens; names of models that are not served are not kept."""
+    replica = _replica()
+    known = model in replica.openai.names or model in replica.agents.pools
+    charge: Charge = request.state.caller.charge_for(model if known else "none")
+    return charge

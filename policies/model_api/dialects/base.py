@@ -1,0 +1,228 @@
+"""Dialects: the forms in which clients send a request to a policy and get its answer.
+
+A dialect is made for one request. It turns that into a ``ChatRequest``, and the chat completion, or the
+chunks of its stream, into its own answer or events; one request to the engine is behind them all. Fields that
+cannot change the answer are dropped, and ``dropped`` names them; others are honoured, or an error by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
+
+from policies.model_api.dialects.errors import openai_error
+from policies.model_api.errors import invalid_body
+from policies.model_api.growing_text import GrowingThought
+from policies.model_api.messages import Body
+from policies.model_api.protocol import ChatRequest
+
+Json = dict[str, Any]
+Event = tuple[str | None, Json]
+"""The name of an event of a stream, where it has one, and its data."""
+M = TypeVar("M", bound=BaseModel)
+
+DONE = "[DONE]"
+THOUGHT, TEXT, CALL = "thought", "text", "call"
+"""Kinds of the blocks of an answer."""
+IMAGES = ("image", "image_url", "input_image", "input_file", "input_audio", "document", "file")
+"""Types of the parts that hold no text."""
+
+
+class Dialect(Protocol):
+    """One request in one dialect, which is read when the object is made. Raises ``RequestError`` then."""
+
+    terminator: str | None
+    """Data after the last event of a stream; ``None`` where nothing comes."""
+    dropped: tuple[str, ...]
+    """Fields of the request that were dropped, since they cannot change its answer."""
+
+    def chat_request(self) -> ChatRequest:
+        """The request to the engine. Raises ``RequestError`` for what cannot be served."""
+        ...
+
+    def answer(self, completion: Json) -> Json:
+        """The answer that says what a ``chat.completion`` says."""
+        ...
+
+    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+        """The events that say what the chunks of a ``chat.completion`` say."""
+        ...
+
+    @staticmethod
+    def error(error: Exception) -> tuple[int, Json]:
+        """Status and body of a failure; also the data of a stream's last event."""
+        ...
+
+
+class Part(Body):
+    """A part of a request, which comes without its harmless fields."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    """Fields that cannot change an answer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or not (found := cls.harmless & given.keys()):
+            return given
+        if info.context is not None:
+            info.context.update(name for name in found if given[name] is not None)
+        return {name: value for name, value in given.items() if name not in found}
+
+
+def read(model: type[M], body: Json) -> tuple[M, tuple[str, ...]]:
+    """Read a body; also return the names of the fields that were dropped. Raises ``InvalidRequestError``."""
+    dropped: set[str] = set()
+    try:
+        return model.model_validate(body, context=dropped), tuple(sorted(dropped))
+    except ValidationError as error:
+        raise invalid_body(error.errors()) from error
+
+
+def chat_request(fields: Json) -> ChatRequest:
+    """The chat request with these fields, but for those that are ``None``. Raises ``InvalidRequestError``."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if given.get("stream"):
+        given["stream_options"] = {"include_usage": True}
+    return read(ChatRequest, given)[0]
+
+
+def readable(part: Any) -> Any:
+    """``part``, which is no image. Raises ``ValueError``."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in IMAGES:
+        raise ValueError(
+            f"this model reads text only, and {kind!r} is an image or a file: leave it out, or send its text"
+        )
+    return part
+
+
+class Chat:
+    """OpenAI's chat completions: what the engine's requests and answers look like anyway."""
+
+    terminator: str | None = DONE
+
+    def __init__(self, body: Json) -> None:
+        self._request, _ = read(ChatRequest, body)
+        ignored = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
+        self.dropped = tuple(name for name in ignored if getattr(self._request, name) is not None)
+
+    def chat_request(self) -> ChatRequest:
+        return self._request
+
+    def answer(self, completion: Json) -> Json:
+        return completion
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+        async for chunk in chunks:
+            yield None, chunk
+
+    @staticmethod
+    def error(error: Exception) -> tuple[int, Json]:
+        return openai_error(error)
+
+
+class Draft(ABC):
+    """An answer in the making: blocks of thoughts, text and calls, of which one grows at a time.
+
+    White space between a thought and the text behind it belongs to neither.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        """The oldest version of the policy that has sampled a token."""
+        self.usage: Json = {"prompt_tokens": 0, "completion_tokens": 0}
+        self.finish_reason = "stop"
+        self.stop: str | None = None
+        """The stop string that has ended the answer."""
+        self.num_blocks = 0
+        self._has_begun = False
+        self._open: tuple[str, int] | None = None
+        """Kind of the block that grows, and the number of its call."""
+
+    def add(self, part: Json) -> Iterator[Json]:
+        """The events of the next chunk, or of a whole completion."""
+        version = part.get("policy_version", 0)
+        self.version = min(self.version, version) if self._has_begun else version
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self.begin(part)
+        self.usage = part.get("usage") or self.usage
+        for choice in part["choices"]:
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            self.stop = choice.get("stop_reason")
+            delta = choice["delta"] if "delta" in choice else _as_delta(choice["message"])
+            if thought := delta.get("reasoning_content"):
+                yield from self.grow(THOUGHT, thought)
+            if text := self._visible(delta.get("content") or ""):
+                yield from self.grow(TEXT, text)
+            for number, call in enumerate(delta.get("tool_calls") or ()):
+                arguments = call["function"].get("arguments") or ""
+                yield from self.grow(CALL, arguments, call.get("index", number), call)
+
+    def _visible(self, text: str) -> str:
+        is_after_thought = self._open is not None and self._open[0] == THOUGHT
+        return text.lstrip() if is_after_thought else text
+
+    def grow(self, kind: str, text: str, number: int = 0, call: Json | None = None) -> Iterator[Json]:
+        """Add to the block of this kind, which is a new one unless it is the open one."""
+        if self._open != (kind, number):
+            yield from self.close()
+            self._open = kind, number
+            yield from self.begin_block(kind, call or {})
+        yield from self.grow_block(kind, text)
+
+    def close(self, is_whole: bool = True) -> Iterator[Json]:
+        """End the open block, if there is one."""
+        if self._open is not None:
+            kind, self._open = self._open[0], None
+            yield from self.end_block(kind, is_whole)
+            self.num_blocks += 1
+
+    @abstractmethod
+    def begin(self, part: Json) -> Iterator[Json]:
+        """The events before the first block; ``part`` is the first chunk."""
+
+    @abstractmethod
+    def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
+        """The events with which a block begins."""
+
+    @abstractmethod
+    def grow_block(self, kind: str, text: str) -> Iterator[Json]:
+        """The events with which the open block grows."""
+
+    @abstractmethod
+    def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
+        """The events with which the open block ends."""
+
+    @abstractmethod
+    def end(self) -> Iterator[Json]:
+        """The events after the last chunk."""
+
+
+def _as_delta(message: Json) -> Json:
+    """A whole message with its thought apart, as in a stream."""
+    if message.get("reasoning_content") or not message.get("content"):
+        return message
+    thought, text = GrowingThought("").add(message["content"], is_last=True)
+    return {**message, "reasoning_content": thought, "content": text}
+
+
+def whole(draft: Draft, completion: Json) -> None:
+    """Complete a draft by a whole completion."""
+    for _ in draft.add(completion):
+        pass
+    for _ in draft.end():
+        pass
+
+
+async def events_of(draft: Draft, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+    """The events of a draft while it is made of ``chunks``."""
+    async for chunk in chunks:
+        for event in draft.add(chunk):
+            yield event["type"], event
+    for event in draft.end():
+        yield event["type"], event

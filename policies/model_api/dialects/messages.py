@@ -1,0 +1,171 @@
+"""Anthropic's messages for a policy, whose tools its client runs.
+
+https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+from policies.model_api.dialects.base import (
+    TEXT,
+    THOUGHT,
+    Draft,
+    Event,
+    Json,
+    chat_request,
+    events_of,
+    read,
+    whole,
+)
+from policies.model_api.dialects.errors import anthropic_error
+from policies.model_api.dialects.messages_request import MessagesRequest
+from policies.model_api.protocol import ChatRequest
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+"""Anthropic's reasons of an answer's end, by OpenAI's."""
+DELTAS = {
+    THOUGHT: ("thinking_delta", "thinking"),
+    TEXT: ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""Type of a delta and the field with its text, by the kind of its block."""
+
+
+class Messages:
+    """A request of this API. Raises ``InvalidRequestError`` for a body that cannot be read."""
+
+    terminator: str | None = None
+
+    def __init__(self, body: Json) -> None:
+        self.body, self.dropped = read(MessagesRequest, body)
+        self._draft = MessageDraft(self.body.model)
+
+    def chat_request(self) -> ChatRequest:
+        body = self.body
+        parts = [part.for_chat() for part in (body.tool_choice, body.thinking, body.output_config) if part]
+        return chat_request(
+            {
+                "messages": body.chat_messages(),
+                "tools": [tool.for_chat() for tool in body.tools or ()] or None,
+                "stop": body.stop_sequences,
+                # An answer that the client has begun is gone on with.
+                "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+                # A stream begins with the number of the prompt's tokens, which the ids show.
+                "return_token_ids": True if body.stream else None,
+                **{name: value for part in parts for name, value in part.items()},
+                **body.model_dump(
+                    include={
+                        *("model", "max_tokens", "temperature", "top_p", "top_k", "seed"),
+                        *("stream", "policy_version"),
+                    }
+                ),
+            }
+        )
+
+    def answer(self, completion: Json) -> Json:
+        whole(self._draft, completion)
+        return self._draft.message
+
+    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+        return events_of(self._draft, chunks)
+
+    @staticmethod
+    def error(error: Exception) -> tuple[int, Json]:
+        return anthropic_error(error)
+
+
+def count_request(body: Json) -> ChatRequest:
+    """The request whose prompt ``POST /v1/messages/count_tokens`` counts. Raises ``RequestError``."""
+    return Messages({"max_tokens": 1, **body}).chat_request()
+
+
+class MessageDraft(Draft):
+    """A message that is being made. ``policy_version`` is Troupe's."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._text = ""
+        """Text, or arguments, of the open block."""
+        self._block: Json = {}
+        self.content: list[Json] = []
+        self.message: Json = {
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": self.content,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def begin(self, part: Json) -> Iterator[Json]:
+        number = str(part["id"]).removeprefix("chatcmpl-")
+        num_prompt_tokens = len(part.get("prompt_token_ids") or ())
+        self.message = {
+            "id": f"msg_{number}",
+            **self.message,
+            "usage": _usage(num_prompt_tokens, 0),
+            "policy_version": self.version,
+        }
+        begun = {**self.message, "content": []}
+        yield {"type": "message_start", "message": begun, "policy_version": self.version}
+
+    def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
+        self._text = ""
+        if kind == THOUGHT:
+            self._block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif kind == TEXT:
+            self._block = {"type": "text", "text": ""}
+        else:
+            self._block = {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "input": {},
+            }
+        yield {"type": "content_block_start", "index": len(self.content), "content_block": self._block}
+
+    def grow_block(self, kind: str, text: str) -> Iterator[Json]:
+        self._text += text
+        if text:
+            delta_type, field = DELTAS[kind]
+            delta = {"type": delta_type, field: text}
+            yield {"type": "content_block_delta", "index": len(self.content), "delta": delta}
+
+    def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
+        if kind in (THOUGHT, TEXT):
+            value: object = self._text
+        else:
+            value = _arguments(self._text)
+        name = {THOUGHT: "thinking", TEXT: "text"}.get(kind, "input")
+        yield {"type": "content_block_stop", "index": len(self.content)}
+        self.content.append({**self._block, name: value})
+
+    def end(self) -> Iterator[Json]:
+        yield from self.close(self.finish_reason != "length")
+        ended = {
+            "stop_reason": "stop_sequence" if self.stop is not None else STOP_REASONS[self.finish_reason],
+            "stop_sequence": self.stop,
+        }
+        usage = _usage(self.usage["prompt_tokens"], self.usage["completion_tokens"])
+        self.message |= {**ended, "usage": usage, "policy_version": self.version}
+        yield {"type": "message_delta", "delta": ended, "usage": usage}
+        yield {"type": "message_stop"}
+
+
+def _arguments(text: str) -> Json:
+    """The arguments of a call; none where it was cut off."""
+    try:
+        return dict(json.loads(text or "{}"))
+    except (ValueError, TypeError):
+        return {}
+
+
+def _usage(num_read: int, num_sampled: int) -> Json:
+    return {
+        "input_tokens": num_read,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": num_sampled,
+    }

@@ -1,0 +1,150 @@
+"""OpenAI's Responses API for a policy, whose tools its client runs.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from policies.model_api.dialects.base import DONE, Event, Json, chat_request, events_of, read, whole
+from policies.model_api.dialects.errors import openai_error
+from policies.model_api.dialects.responses_draft import ResponseDraft
+from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
+from policies.model_api.errors import NotFoundError, request_error
+from policies.model_api.protocol import ChatRequest
+
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of this API by those of the chat request, which errors of the engine's side name."""
+UNIQUE_NAMES = re.compile(r"\b(max_tokens|response_format|reasoning_effort)\b")
+"""Names that are no words, so that they are meant wherever they stand."""
+
+
+def responses_error(error: Exception) -> tuple[int, Json]:
+    """Status and body of a failure, which names the field as the client knows it."""
+    known = request_error(error)
+    status, body = openai_error(known)
+    name, dot, rest = (known.param or "").partition(".")
+    message = UNIQUE_NAMES.sub(lambda found: NAMES[found[0]], known.message)
+    place = {"param": NAMES[name] + dot + rest} if name in NAMES else {}
+    return status, {"error": {**body["error"], **place, "message": message}}
+
+
+class Responses:
+    """A request of this API. One with ``previous_response_id`` needs ``follow`` before it is answered.
+
+    Args:
+        body: of the request.
+
+    Raises:
+        InvalidRequestError: the body cannot be read.
+    """
+
+    terminator: str | None = DONE
+
+    def __init__(self, body: Json) -> None:
+        self.body, dropped = read(PolicyResponses, body)
+        self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
+        self._earlier: Sequence[Json] | None = None if self.body.previous_response_id else ()
+        self._draft = _Draft(self.body)
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the client may fetch the response again, and go on from it."""
+        return self.body.store is not False
+
+    def follow(self, conversation: Sequence[Json]) -> None:
+        """Go on from an earlier response, whose ``conversation`` this is."""
+        self._earlier = conversation
+
+    @property
+    def response_id(self) -> str:
+        """Id of the response, once it has begun."""
+        return str(self._draft.response["id"])
+
+    def conversation(self) -> list[Json]:
+        """All items up to the end of the answer, which is complete."""
+        return [*(self._earlier or ()), *self.body.items(), *self._draft.output]
+
+    def chat_request(self) -> ChatRequest:
+        if self._earlier is None:
+            raise NotFoundError(
+                f"previous_response_id={self.body.previous_response_id!r} is not kept: send the whole "
+                "conversation as input.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        body = self.body
+        items = read(Conversation, {"items": [*self._earlier, *body.items()]})[0].items
+        orders = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        choice, form = body.tool_choice, body.text and body.text.format
+        return chat_request(
+            {
+                "model": body.model,
+                "messages": orders + messages_of(items),
+                "stream": body.stream,
+                "tools": [tool.for_chat() for tool in body.tools or ()] or None,
+                "tool_choice": choice
+                if isinstance(choice, str | None)
+                else {"type": "function", "function": {"name": choice.name}},
+                "parallel_tool_calls": body.parallel_tool_calls,
+                "response_format": form and form.for_chat(),
+                "max_tokens": body.max_output_tokens,
+                "reasoning_effort": body.reasoning and body.reasoning.effort,
+                **body.model_dump(
+                    include={
+                        *("temperature", "top_p", "top_k", "seed"),
+                        *("chat_template_kwargs", "policy_version"),
+                    }
+                ),
+            }
+        )
+
+    def answer(self, completion: Json) -> Json:
+        whole(self._draft, completion)
+        return self._draft.response
+
+    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+        return events_of(self._draft, chunks)
+
+    @staticmethod
+    def error(error: Exception) -> tuple[int, Json]:
+        return responses_error(error)
+
+
+class _Draft(ResponseDraft):
+    """The response to a request, which it repeats; its id is that of the chat completion."""
+
+    def __init__(self, body: PolicyResponses) -> None:
+        given: dict[str, Any] = body.model_dump(exclude_none=True, by_alias=True)
+        defaults: Json = {
+            "background": False,
+            "instructions": None,
+            "max_output_tokens": None,
+            "metadata": {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": True,
+            "temperature": 1.0,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": 0,
+            "top_p": 1.0,
+            "truncation": "disabled",
+        }
+        super().__init__(body.model, {name: given.get(name, value) for name, value in defaults.items()})
+
+    def begin(self, part: Json) -> Iterator[Json]:
+        number = str(part["id"]).removeprefix("chatcmpl-")
+        self.response |= {"id": f"resp_{number}", "created_at": part["created"]}
+        return super().begin(part)

@@ -1,0 +1,280 @@
+"""The body of ``POST /v1/responses``: what agents and policies have in common, and the policy's.
+
+https://platform.openai.com/docs/api-reference/responses/create
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+
+from policies.model_api.dialects.base import Part, readable
+from policies.model_api.limits import MAX_MESSAGES
+from policies.model_api.messages import Body, Text
+from policies.model_api.protocol import MAX_SEED
+
+Json = dict[str, Any]
+
+
+class InputText(Body):
+    """A part of a message. The last fields change nothing: clients that send an answer back have them."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(Body):
+    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples. The last fields are
+    those of an answer that is sent back, and change nothing.
+    """
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | list[InputText]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: str | None = None
+
+    def text(self) -> str:
+        """Return all of its text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ResponsesFields(Body):
+    """Fields that mean the same for agents and policies. ``null`` always means the default."""
+
+    model: str
+    previous_response_id: str | None = None
+    """The conversation goes on from the answer of this id."""
+    instructions: Text | None = None
+    """A system prompt."""
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    """Default: the response can be fetched again by its id."""
+    metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    user: str | None = None
+    """Accepted and ignored, as all that follow: they are about OpenAI's customer and cache, or choose what is
+    the case here anyway."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: Json | None = None
+    top_logprobs: Literal[0] | None = None
+    background: Literal[False] | None = None
+
+
+# -- the policy's: items, tools, form of the answer ------------------------------------------------------
+
+
+InputPart = Annotated[InputText, BeforeValidator(readable)]
+
+
+class Message(InputMessage):
+    content: Text | list[InputPart]
+
+
+class FunctionCall(Part):
+    """A call that an earlier answer has made."""
+
+    harmless = frozenset({"id", "status"})
+    type: Literal["function_call"]
+    call_id: str
+    name: Text
+    arguments: Text
+
+
+class FunctionCallOutput(Part):
+    """The result of a call, which the client has run."""
+
+    harmless = frozenset({"id", "status"})
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text | list[InputPart]
+
+
+class ThoughtPart(Body):
+    type: Literal["summary_text", "reasoning_text"]
+    text: Text
+
+
+class Reasoning(Part):
+    """Thoughts of an earlier answer, in its ``content`` or else, as ours, in its ``summary``."""
+
+    harmless = frozenset({"id", "status", "encrypted_content"})
+    type: Literal["reasoning"]
+    summary: list[ThoughtPart] = Field(default_factory=list)
+    content: list[ThoughtPart] | None = None
+
+    def text(self) -> str:
+        """Return the thoughts."""
+        return "".join(part.text for part in self.content or self.summary)
+
+
+def _kind_of_item(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(kind or "message")
+
+
+def _known_item(item: Any) -> Any:
+    kinds = ("message", "function_call", "function_call_output", "reasoning")
+    if (kind := _kind_of_item(item)) not in kinds:
+        raise ValueError(f"an item of type {kind!r} is not served: send the items {', '.join(kinds)}")
+    return item
+
+
+# Tags are no fields: their spaces keep them out of the places that errors name.
+Item = Annotated[
+    Annotated[Message, Tag("a message")]
+    | Annotated[FunctionCall, Tag("a function_call")]
+    | Annotated[FunctionCallOutput, Tag("a function_call_output")]
+    | Annotated[Reasoning, Tag("a reasoning")],
+    Discriminator(lambda item: f"a {_kind_of_item(item)}"),
+    BeforeValidator(_known_item),
+]
+
+
+def _function_tool(tool: Any) -> Any:
+    kind = tool.get("type") if isinstance(tool, dict) else "function"
+    if kind != "function":
+        raise ValueError(
+            f"a tool of type {kind!r} is not served, as this server has no tools of its own: send functions, "
+            '{"type": "function", "name": ..., "parameters": ...}'
+        )
+    return tool
+
+
+class FunctionTool(Part):
+    """A function that the client calls itself."""
+
+    harmless = frozenset({"strict"})
+    type: Literal["function"] = "function"
+    name: Annotated[Text, Field(min_length=1)]
+    description: Text | None = None
+    parameters: Json | None = None
+
+    def for_chat(self) -> Json:
+        """Return the tool as chats have it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+class NamedChoice(Body):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Part):
+    """The form of the answer's text. ``strict`` changes nothing: the schema always holds."""
+
+    harmless = frozenset({"strict"})
+    type: Literal["text", "json_object", "json_schema"]
+    name: str = ""
+    schema_: Annotated[Json | None, Field(alias="schema")] = None
+    description: str | None = None
+
+    def for_chat(self) -> Json:
+        """Return the form as chats have it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        form = {"name": self.name, "description": self.description, "schema": self.schema_ or {}}
+        return {"type": self.type, "json_schema": form}
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+    """OpenAI's default: a policy is as long or short as its instructions want it."""
+
+
+class ReasoningOptions(Part):
+    harmless: ClassVar = frozenset({"summary", "generate_summary"})
+    effort: str | None = None
+
+
+class PolicyResponses(ResponsesFields, Part):
+    """A request to the policy, whose tools the client runs."""
+
+    harmless = frozenset(
+        {"client_metadata", "include", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention"}
+        | {"service_tier"}
+    )
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: list[Annotated[FunctionTool, BeforeValidator(_function_tool)]] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_k: int | None = None
+    """vLLM's, as the last but one."""
+    chat_template_kwargs: Json | None = None
+    policy_version: int | None = None
+    """The version that has to answer."""
+
+    def ignored(self) -> set[str]:
+        """Return the fields that are set and change nothing."""
+        names = ("background", "prompt_cache_key", "safety_identifier", "stream_options", "top_logprobs")
+        return {name for name in (*names, "truncation", "user") if getattr(self, name) is not None}
+
+    def items(self) -> list[Json]:
+        """Return what ``input`` adds to the conversation."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return [item.model_dump(exclude_none=True) for item in self.input]
+
+
+class Conversation(BaseModel):
+    """Items of a conversation in their order, as ``messages_of`` reads them."""
+
+    items: Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
+
+
+def messages_of(items: Iterable[Item]) -> list[Json]:
+    """The messages of a chat: what an answer has said, thought and called in a row is one message of it."""
+    messages: list[Json] = []
+    answer: Json | None = None
+    has_text_last = False
+    for item in items:
+        is_of_answer = item.type in ("function_call", "reasoning") or getattr(item, "role", "") == "assistant"
+        if is_of_answer and (answer is None or (has_text_last and item.type == "message")):
+            answer = {"role": "assistant", "content": None}
+            messages.append(answer)
+        has_text_last = item.type == "message"
+        match item:
+            case FunctionCallOutput():
+                message = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+            case Message() if not is_of_answer:
+                message = {"role": item.role, "content": _content(item.content)}
+            case _:
+                assert answer is not None
+                _add_to_answer(answer, item)
+                continue
+        answer = None
+        messages.append(message)
+    return messages
+
+
+def _add_to_answer(answer: Json, item: Item) -> None:
+    match item:
+        case Reasoning():
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + item.text()
+        case FunctionCall():
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            answer.setdefault("tool_calls", []).append(call)
+        case Message():
+            answer["content"] = (answer["content"] or "") + item.text()
+
+
+def _content(given: str | Sequence[InputText]) -> str | list[Json]:
+    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
