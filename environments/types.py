@@ -209,6 +209,11 @@ class Step:
     """Discounted sum of this and all later rewards of the trajectory."""
     completion: Completion | None = None
 
+    @property
+    def is_unseen(self) -> bool:
+        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
+        return self.info.get("unseen") is True
+
     def __getattr__(self, name: str) -> Any:
         """Make the list ``chat_completions`` where the step came with a trajectory that stores it shared.
 

@@ -41,7 +41,7 @@ class ProgramCalls:
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
-        """Calls whose client has gone before it had the answer; the gateway's thread alone uses them."""
+        """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
         self._over = ""
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
@@ -61,6 +61,12 @@ class ProgramCalls:
     def abandon(self, waiting: WaitingCall) -> None:
         """Take note that the client of a call has gone: it may ask again."""
         self._abandoned[waiting.call.digest].append(waiting)
+
+    def unseen(self) -> list[int]:
+        """Return the numbers of the answers whose client has gone before it had them."""
+        waiting = [each for calls in list(self._abandoned.values()) for each in list(calls)]
+        answers = [each.answer for each in waiting if each.answer.done()]
+        return sorted(int(each.result()["id"]) for each in answers if each.exception() is None)
 
     def end(self, end: ProgramEnd) -> None:
         """Take note of the program's end."""

@@ -29,6 +29,7 @@ from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv, Task, split_info
 from environments.errors import AgentError, ConfigError
 from environments.rewards.base import RewardOutput, judge
+from environments.thoughts import split_thought
 from environments.types import Action, Completion, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
 from policies.agents.parsers import ToolParser, get_tool_parser
@@ -77,9 +78,14 @@ class FunctionAgent(BaseAgent):
         self._call = observation or self._call
         for step, earned in zip(self.trajectory.steps, info.get("call_rewards", ()), strict=False):
             step.reward = earned
+        unseen = info.get("unseen_calls", ())
+        for number, step in enumerate(self.trajectory.steps):
+            step.info.pop("unseen", None)  # its client may have come back
+            step.info |= {"unseen": True} if number in unseen else {}
 
     def update_from_model(self, response: str, tool_calls: list[Json] | None = None, **kwargs: Any) -> Action:
         completion: Completion = kwargs["completion"]
+        branch = self._call["place"]["branch"] or self._change(completion)
         num_read, num_sampled = completion.num_prompt_tokens, completion.num_completion_tokens
         action = {
             "text": response,
@@ -91,15 +97,26 @@ class FunctionAgent(BaseAgent):
                 "total_tokens": num_read + num_sampled,
             },
             "policy_version": completion.policy_version,
+            "branch": branch,
         }
         step = Step(
             chat_completions=[*self.chat_completions, {"role": "assistant", "content": response}],
             observation=self._call["new"],
             model_response=response,
-            info=dict(self._call["place"]),
+            info={**self._call["place"], "branch": branch},
         )
         self.trajectory.steps.append(step)
         return Action(action=action)
+
+    def _change(self, completion: Completion) -> str:
+        """Reason for which a prompt does not begin with the tokens of the call that it goes on from."""
+        follows = self._call["place"]["follows"]
+        earlier = None if follows is None else self.trajectory.steps[follows].completion
+        if earlier is None or completion.extends(earlier):
+            return ""
+        said = [each["content"] for each in self._call["messages"] if each["role"] == "assistant"]
+        changed = "thoughts" if any(split_thought(each)[0] for each in said) else "answer"
+        return f"{changed} changed by the template"
 
 
 class FunctionEnv(BaseEnv):
@@ -158,6 +175,7 @@ class FunctionEnv(BaseEnv):
             "usage": action["usage"],
             "policy_version": action["policy_version"],
         }
+        self._num_branches += bool(action["branch"])
         self._session.answer(action["text"], for_template(message))
         self._waiting.answer.set_result(answer)
         self._waiting = None
@@ -179,6 +197,7 @@ class FunctionEnv(BaseEnv):
             "policy_calls": float(self._session.num_calls),
             "branches": float(self._num_branches),
             "foreign_answers": float(self._num_foreign),
+            "unseen_answers": float(len(self._calls.unseen())),
         }
 
     def close(self) -> None:
@@ -193,7 +212,6 @@ class FunctionEnv(BaseEnv):
             call, placed = event.call, self._session.place(event.call)
             self._waiting = event
             self._num_foreign += placed.num_foreign
-            self._num_branches += bool(placed.branch)
             observation = {
                 "messages": placed.messages,
                 "new": placed.new,
@@ -206,13 +224,17 @@ class FunctionEnv(BaseEnv):
                     "dropped": list(call.dropped),
                 },
             }
-            return observation, 0.0, False, {}
+            return observation, 0.0, False, self._unseen()
         self._end = event
         if event.error is not None:
             name = _name(self._rollout)
             raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
         rewards, self._reward_output = self._judged(event.value)
-        return {}, rewards[-1], True, {"call_rewards": rewards}
+        return {}, rewards[-1], True, {"call_rewards": rewards, **self._unseen()}
+
+    def _unseen(self) -> Json:
+        unseen = self._calls.unseen()
+        return {"unseen_calls": unseen} if unseen else {}
 
     def _judged(self, value: Any) -> tuple[list[float], RewardOutput]:
         """The rewards of the calls, and the verdict on all of them."""

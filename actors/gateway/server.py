@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from actors.gateway.calls import ProgramCalls
+from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
 from environments.errors import TroupeError
@@ -117,7 +117,16 @@ class Gateway:
 
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
-    answers = [await _sampled(request, calls, call) for _ in range(body.num_choices)]
+    taken: list[WaitingCall] = []
+    answers: list[Json] = []
+    try:
+        while len(answers) < body.num_choices:
+            taken.append(calls.take(call))
+            answers.append(await _sampled(request, taken[-1]))
+    except BaseException:
+        for waiting in taken:  # it gets none of them now, and all of them if it comes back
+            calls.abandon(waiting)
+        raise
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]
@@ -127,15 +136,13 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     return {**completions[0], "choices": choices, "usage": usage}
 
 
-async def _sampled(request: Request, calls: ProgramCalls, call: PolicyCall) -> Json:
-    """The answer to a call; it stays for the next connection if this one is lost before."""
-    waiting = calls.take(call)
+async def _sampled(request: Request, waiting: WaitingCall) -> Json:
+    """The answer to a call, unless the client goes before it is there."""
     answer = asyncio.ensure_future(asyncio.wrap_future(waiting.answer))
     gone = asyncio.ensure_future(request.receive())  # the body is read, so what comes is the client's end
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            calls.abandon(waiting)
+        if gone.done():
             raise HttpError(499, "The client has gone before it had its answer.")
         return answer.result()
     finally:

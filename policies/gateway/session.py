@@ -15,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.thoughts import split_thought
 from environments.types import Message
 
 Json = dict[str, Any]
@@ -62,17 +62,15 @@ class PlacedCall:
     branch: str
     """Reason for which it does not go on where an earlier call has ended; empty where it does."""
     num_foreign: int
-    """Messages of the assistant that the model has not said: they are context, and never trained."""
+    """Messages of the assistant that the model has not said there: they are context, and never trained."""
 
 
 @dataclass(slots=True)
 class _Answered:
-    """A call that has its answer: the places of its messages and of the answer, and what it was."""
+    """A call that has its answer: the places of its messages and of the answer, and what was told of that."""
 
     number: int
     path: list[int]
-    tools: Hashable
-    text: str
     message: Message
 
 
@@ -80,30 +78,30 @@ class Session:
     """Holds the calls of one program, in their order. Calls are placed one at a time."""
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, Hashable], int] = {}
+        self._children: dict[tuple[int, str], int] = {}
         self._messages: list[Message] = [{}]
         """Messages by place; that of ``START`` is none."""
         self._answers: defaultdict[int, list[_Answered]] = defaultdict(list)
         """Answers by the place of the message before the answer."""
-        self._through: dict[int, _Answered] = {}
-        """The latest call whose messages go through a place."""
-        self._pending: tuple[list[int], Hashable] | None = None
+        self._through: defaultdict[str, dict[int, _Answered]] = defaultdict(dict)
+        """The latest call whose messages go through a place, by its list of tools."""
+        self._known: set[int] = set()
+        """The places of all calls that were answered."""
+        self._pending: tuple[list[int], str] | None = None
         self.num_calls = 0
 
     def place(self, call: PolicyCall) -> PlacedCall:
         """Find where a call belongs. ``answer`` has to come before the next one."""
-        path, follows, num_known, num_foreign = [START], None, 0, 0
+        path, follows, num_foreign = [START], None, 0
         for message in call.messages:
-            own = self._own_answer(path[-1], message) if message["role"] == "assistant" else None
-            num_foreign += own is None and message["role"] == "assistant"
-            if own is not None:
-                follows, place = own, own.path[-1]
-            else:
-                place = self._place(path[-1], message)
-            num_known += place in self._through
-            path.append(place)
+            is_answer = message["role"] == "assistant"
+            own = self._own_answer(path[-1], message) if is_answer else None
+            num_foreign += is_answer and own is None
+            follows = own or follows
+            path.append(self._place(path[-1], message) if own is None else own.path[-1])
         tools = _key(call.tools)
         self._pending = path, tools
+        num_known = sum(place in self._known for place in path[1:])
         messages = [self._messages[place] for place in path[1:]]
         return PlacedCall(
             messages=messages,
@@ -122,10 +120,12 @@ class Session:
         """
         assert self._pending is not None
         path, tools = self._pending
-        place = self._place(path[-1], {"role": "assistant", "content": text})
-        answered = _Answered(self.num_calls, [*path, place], tools, text, message)
+        place = len(self._messages)  # of its own, also where the model has said the same before
+        self._messages.append({"role": "assistant", "content": text})
+        answered = _Answered(self.num_calls, [*path, place], message)
         self._answers[path[-1]].append(answered)
-        self._through |= dict.fromkeys(answered.path, answered)
+        self._through[tools] |= dict.fromkeys(answered.path, answered)
+        self._known.update(answered.path)
         self.num_calls += 1
 
     def _place(self, parent: int, message: Message) -> int:
@@ -135,45 +135,80 @@ class Session:
         return place
 
     def _own_answer(self, place: int, given: Message) -> _Answered | None:
-        """The latest answer here that means the same as ``given``."""
-        return next((each for each in reversed(self._answers[place]) if _means_same(each, given)), None)
+        """The answer here that ``given`` is most like; the latest of several."""
+        likeness, found = 0, None
+        for answered in self._answers.get(place, ()):
+            if (alike := _likeness(answered.message, given)) and alike >= likeness:
+                likeness, found = alike, answered
+        return found
 
-    def _branch(self, path: list[int], tools: Hashable, num_known: int) -> str:
-        if START not in self._through:  # the first call
+    def _branch(self, path: list[int], tools: str, num_known: int) -> str:
+        if not self._known:  # the first call
             return ""
         if num_known == 0:
             return "another system prompt" if self._role(path[1]) == "system" else "another conversation"
-        near = self._through[path[num_known]]
-        if tools != near.tools:
+        near = self._through[tools].get(path[num_known])
+        if near is None:
             return "another list of tools"
         if num_known == len(near.path) - 1:  # all of it, the answer too
-            return "" if len(path) > len(near.path) else "answer cut short"
+            return ""
         if num_known == len(path) - 1:
-            return "asked again" if len(path) == len(near.path) - 1 else "history cut short"
-        before = self._role(near.path[num_known + 1])
-        if len(path) < len(near.path):
+            return "asked again" if path[-1] in self._answers else "history cut short"
+        ours, theirs = (
+            [_key(self._messages[place]) for place in each[num_known + 1 :]] for each in (path, near.path)
+        )
+        shared = set(theirs)
+        has_moved = any(
+            each in shared and each not in theirs[index : index + 1] for index, each in enumerate(ours)
+        )
+        role, before = self._role(path[num_known + 1]), self._role(near.path[num_known + 1])
+        if has_moved or (role != before and len(ours) < len(theirs)):
             return "history compacted"
+        if before == "user" and all(self._role(place) == "system" for place in path[1 : num_known + 1]):
+            return "another conversation"
         return {"assistant": "answer edited", "tool": "tool result edited"}.get(before, "history edited")
 
     def _role(self, place: int) -> str:
         return str(self._messages[place]["role"])
 
 
-def _means_same(answered: _Answered, given: Message) -> bool:
-    """Return whether a program sends back what it was told, up to white space and the form of JSON."""
-    words, calls = _words(given.get("content")), _calls(given)
-    if calls == _calls(answered.message) and words == _words(answered.message.get("content")):
-        return True
-    return not calls and words == _words(answered.text)
+def _likeness(sent: Message, given: Message) -> int:
+    """Return how much of what a program was sent comes back from it; 0 where that means something else.
+
+    White space, the form of JSON and the ids of calls may differ, and the thought may be gone or stand
+    within the text.
+    """
+    thought, content = given.get("reasoning_content") or "", given.get("content") or ""
+    sent_thought, sent_content = sent.get("reasoning_content") or "", sent.get("content") or ""
+    if not _same_words(content, sent_content):
+        thought, content = split_thought(content)
+    has_thought = _same_words(thought, sent_thought)
+    if not _same_words(content, sent_content) or (thought and not has_thought):
+        return 0
+    calls, sent_calls = given.get("tool_calls") or [], sent.get("tool_calls") or []
+    if calls != sent_calls and list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):
+        return 0
+    has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
+    return 1 + has_thought + has_ids
 
 
-def _words(content: str | None) -> list[str]:
-    return (content or "").split()
+def _same_words(one: str, other: str) -> bool:
+    return one == other or one.split() == other.split()
 
 
-def _calls(message: Message) -> list[tuple[str, str]]:
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    return [(each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions]
+def _meaning(call: Json) -> tuple[str, str]:
+    function = call["function"]
+    return function["name"], _key(_with_whole_numbers(function["arguments"]))
+
+
+def _with_whole_numbers(arguments: Json) -> Any:
+    """The arguments with 1 in place of 1.0: JSON knows no difference, and many programs write the former."""
+
+    def read(number: str) -> float:
+        value = float(number)
+        return int(value) if value.is_integer() else value
+
+    return json.loads(json.dumps(arguments), parse_float=read)
 
 
 def _key(value: Any) -> str:

@@ -140,7 +140,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     """The token sequences of a trajectory, in order; empty if there is nothing in it to learn from.
 
     Nothing is learnt from a trajectory that is masked, has failed or was ended by its time limit: what it
-    is worth was never judged.
+    is worth was never judged. Nor from a step whose answer nobody has seen, since its client had gone.
 
     Steps whose prompt extends an earlier prompt and completion are one sequence with it: mostly that of the
     step before, and that of another conversation where a program has several in one rollout. Where the
@@ -157,7 +157,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     last: Completion | None = None
     for turn, step in enumerate(trajectory.steps):
         completion = step.completion
-        if completion is None:
+        if completion is None or step.is_unseen:
             continue
         if completion.retokenized or not completion.prompt_size:
             raise LearnerError(
@@ -182,7 +182,7 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
 
     A step that sampled none, such as one that only the agent's own code decided, hands its reward to the
     last step before it that did, or to the first one if there is none before: nothing is lost as long as
-    anything was sampled.
+    anything was sampled. So does one whose answer nobody has seen.
 
     Raises:
         LearnerError: a reward is not finite.
@@ -195,7 +195,7 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
                 f"Rollout {trajectory.rollout_id!r} has the reward {step.reward} at step {turn}: its "
                 "environment has to return a finite number."
             )
-        if step.completion is not None and step.completion.num_completion_tokens:
+        if step.completion is not None and step.completion.num_completion_tokens and not step.is_unseen:
             rewards[turn] = early + step.reward
             early = 0.0
         elif rewards:

@@ -38,6 +38,8 @@ class CalledFunction(Body):
     name: str
     arguments: str | None = None
     """JSON text of an object, as the model wrote it. Some clients write nothing where there are none."""
+    parsed_arguments: Any = None
+    """The same, from ``openai``'s ``parse``, as the message's ``parsed``."""
 
 
 class ChatToolCall(Body):
@@ -74,6 +76,7 @@ class ChatMessage(Body):
     reasoning: str | None = None
     """Newer servers' name for ``reasoning_content``."""
     refusal: None = None
+    parsed: Any = None
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None

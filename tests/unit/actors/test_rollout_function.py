@@ -74,7 +74,12 @@ def test_reward_of_a_function_ends_its_episode() -> None:
     trajectory = play(solve)
     assert trajectory.termination_reason is TerminationReason.ENV_DONE
     assert (trajectory.reward, trajectory.is_correct, len(trajectory.steps)) == (0.5, None, 1)
-    assert trajectory.metrics == {"policy_calls": 1.0, "branches": 0.0, "foreign_answers": 0.0}
+    assert trajectory.metrics == {
+        "policy_calls": 1.0,
+        "branches": 0.0,
+        "foreign_answers": 0.0,
+        "unseen_answers": 0.0,
+    }
     assert trajectory.steps[0].observation == [{"role": "user", "content": TASK["question"]}]
 
 
@@ -584,7 +589,12 @@ def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) 
     assert trajectory.reward == 1.0
     (sample,) = training_samples(trajectory)
     assert sample.num_sampled_tokens == sum(len(step.model_response) + 1 for step in trajectory.steps)
-    assert trajectory.metrics == {"policy_calls": 2.0, "branches": 0.0, "foreign_answers": 0.0}
+    assert trajectory.metrics == {
+        "policy_calls": 2.0,
+        "branches": 0.0,
+        "foreign_answers": 0.0,
+        "unseen_answers": 0.0,
+    }
 
 
 def test_errors_have_the_form_of_their_dialect() -> None:

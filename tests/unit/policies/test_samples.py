@@ -102,6 +102,15 @@ def test_reward_of_an_unsampled_step_goes_to_one_before_or_first() -> None:
     assert turn_rewards(rewarded((None, 1.0))) == {}
 
 
+def test_unseen_answer_is_not_trained_and_its_reward_stays() -> None:
+    again = completion(prompt_ids=(1, 2, 3, 4, 5))
+    played = rewarded((completion(), 1.0), (again, 2.0))
+    played.steps[1].info["unseen"] = True
+    (sample,) = training_samples(played)
+    assert set(sample.turns) == {0}
+    assert sum(sample.rewards) == played.reward
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_rewards_that_are_not_finite_are_refused(reward: float) -> None:
     played = rewarded((completion(), 0.0), (None, reward))
