@@ -34,6 +34,15 @@ class _Judged:
         """The conversation with the whole answer."""
         return self.recording.trajectory.steps[-1].chat_completions
 
+    @property
+    def is_text(self) -> bool:
+        """True if the messages alone give the tokens that the model has read and sampled."""
+        task = self.recording.trajectory.task
+        answers = [each for each in self.messages if each["role"] == "assistant"]
+        return not (isinstance(task, dict) and task.get("tools")) and all(
+            isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers
+        )
+
 
 def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
     """Groups of the answers with feedback, with the score as their reward, to learn from off-policy.
@@ -58,14 +67,14 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
 
     All answers of a demonstration are learned from. So a conversation is left out if an answer in it was
     disliked, and one that another goes on from is a part of that one. Answers whose calls stand beside their
-    text are left out: they have no text to learn.
+    text are left out, and those to prompts that a client's tools are in: as texts they are not what was said.
     """
     scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
     before = {each.answer.answer_id: each.answer.after for each in recordings}
     liked: dict[str, list[Message]] = {}
     for each in _judged(recordings):
         earlier = _earlier(each.recording.answer.answer_id, before)
-        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and _is_text(each.messages):
+        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
             for one in earlier:
                 liked.pop(one, None)
             liked[each.recording.answer.answer_id] = each.messages
@@ -134,8 +143,3 @@ def _earlier(answer_id: str, before: Mapping[str, str | None]) -> list[str]:
         found.append(each)
         each = before.get(each)
     return found
-
-
-def _is_text(messages: Sequence[Message]) -> bool:
-    answers = [each for each in messages if each["role"] == "assistant"]
-    return all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers)
