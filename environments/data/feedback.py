@@ -9,14 +9,6 @@ from environments.data.recordings import Recording
 from environments.types import Message, Trajectory, TrajectoryGroup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerPair:
-    """Two answers to the same prompt, of which the first got the better feedback."""
-
-    chosen: Trajectory
-    rejected: Trajectory
-
-
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """A recording that has feedback."""
@@ -28,6 +20,11 @@ class _Judged:
     def prompt(self) -> tuple[str, tuple[int, ...]]:
         """The agent or policy, and the tokens that it was given."""
         return self.recording.answer.model, tuple(self.recording.trajectory.completions[0].prompt_ids)
+
+    @property
+    def sampled(self) -> list[tuple[int, ...]]:
+        """The tokens of the answer."""
+        return [tuple(each.completion_ids) for each in self.recording.trajectory.completions]
 
     @property
     def messages(self) -> list[Message]:
@@ -81,7 +78,7 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
     return list(liked.values())
 
 
-def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
+def preferred_answers(recordings: Sequence[Recording]) -> list[tuple[Trajectory, Trajectory]]:
     """Pairs of answers to the same prompt, the better one first.
 
     The best is paired with the worst, the second best with the second worst: no answer stands in two pairs.
@@ -90,9 +87,8 @@ def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
     for members in _by_prompt(recordings):
         ranked = sorted(members, key=lambda each: -each.score)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if better.score > worse.score:
-                chosen, rejected = better.recording.trajectory, worse.recording.trajectory
-                pairs.append(AnswerPair(chosen=chosen, rejected=rejected))
+            if better.score > worse.score and better.sampled != worse.sampled:
+                pairs.append((better.recording.trajectory, worse.recording.trajectory))
     return pairs
 
 
