@@ -43,12 +43,7 @@ class AnswerRecording:
     async def write(self, trajectory: Trajectory) -> bool:
         """Write the answer, and return whether it is on disk. An answer goes out without that too."""
         assert self.answer is not None
-        recordings = self.recorder.recordings
-        try:
-            is_written = await asyncio.to_thread(recordings.write, self.answer, trajectory)
-        except OSError as error:
-            logger.error("The answer %s is not recorded: %s", self.answer.answer_id, error)
-            return False
+        is_written = await write_recording(self.recorder.recordings, self.answer, trajectory)
         if is_written:
             self.recorder.note_place(self.rollout_id, self.answer.answer_id)
         return is_written
@@ -90,6 +85,15 @@ class AnswerRecorder:
         self._answers[rollout_id] = answer_id
         if len(self._answers) > MAX_PLACES:
             self._answers.popitem(last=False)
+
+
+async def write_recording(recordings: Recordings, answer: RecordedAnswer, trajectory: Trajectory) -> bool:
+    """Write an answer, and return whether it is on disk. What the disk does not take is in the log."""
+    try:
+        return await asyncio.to_thread(recordings.write, answer, trajectory)
+    except OSError as error:
+        logger.error("The answer %s is not recorded: %s", answer.answer_id, error)
+        return False
 
 
 def opened_recordings(config: RecordingConfig) -> Recordings | None:

@@ -17,9 +17,11 @@ from ray import serve
 
 from actors.served_agents.protocols import ServedAgents
 from actors.serving.errors import MESSAGES_PATH
+from actors.serving.feedback_routes import recorded_chat, unrecorded
 from actors.serving.http import request_context, respond
 from actors.serving.pinned import PinnedClient
 from actors.serving.stored_responses import SharedResponses
+from environments.data.recordings import Recordings
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import Dialect, Json, read
@@ -43,6 +45,7 @@ class Replica(Protocol):
     """Versions beside the present one, by name."""
     agents: ServedAgents
     responses: SharedResponses
+    recordings: Recordings | None
 
 
 policy_routes = APIRouter()
@@ -66,7 +69,7 @@ def _replica() -> Replica:
 @policy_routes.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if not body.model.startswith(PREFIX):
-        return await respond(_sample(body, request), body.stream)
+        return await respond(_chat(body, request), body.stream)
     answers = _replica().agents.chat
     return await respond(
         answers.chat(body, _charge(body.model, request), request_context(request)), body.stream
@@ -133,6 +136,23 @@ async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:
             if response is not None and response.get("object") == "response":
                 await _replica().responses.keep(owner, response, dialect.conversation())
             yield part
+
+
+def _chat(body: ChatRequest, request: Request) -> Parts:
+    """Parts of the policy's answer to a chat, which is recorded where its one answer can be."""
+    replica, context = _replica(), request_context(request)
+    if replica.recordings is None:
+        return _sample(body, request)
+    is_one = body.num_choices == 1 and not body.continue_final_message
+    if (
+        context.may_be_recorded
+        and context.idempotency is None
+        and is_one
+        and body.model not in replica.pinned
+    ):
+        charge = _charge(body.model, request)
+        return recorded_chat(replica.recordings, replica.openai, body, charge, context.owner)
+    return unrecorded(_sample(body, request))
 
 
 def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:

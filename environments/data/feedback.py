@@ -9,14 +9,6 @@ from environments.data.recordings import Recording
 from environments.types import Message, Trajectory, TrajectoryGroup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerPair:
-    """Two answers to the same prompt, of which the first got the better feedback."""
-
-    chosen: Trajectory
-    rejected: Trajectory
-
-
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """A recording that has feedback."""
@@ -30,9 +22,23 @@ class _Judged:
         return self.recording.answer.model, tuple(self.recording.trajectory.completions[0].prompt_ids)
 
     @property
+    def sampled(self) -> list[tuple[int, ...]]:
+        """The tokens of the answer."""
+        return [tuple(each.completion_ids) for each in self.recording.trajectory.completions]
+
+    @property
     def messages(self) -> list[Message]:
         """The conversation with the whole answer."""
         return self.recording.trajectory.steps[-1].chat_completions
+
+    @property
+    def is_text(self) -> bool:
+        """True if the messages alone give the tokens that the model has read and sampled."""
+        task = self.recording.trajectory.task
+        answers = [each for each in self.messages if each["role"] == "assistant"]
+        return not (isinstance(task, dict) and task.get("tools")) and all(
+            isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers
+        )
 
 
 def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
@@ -58,21 +64,21 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
 
     All answers of a demonstration are learned from. So a conversation is left out if an answer in it was
     disliked, and one that another goes on from is a part of that one. Answers whose calls stand beside their
-    text are left out: they have no text to learn.
+    text are left out, and those to prompts that a client's tools are in: as texts they are not what was said.
     """
     scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
     before = {each.answer.answer_id: each.answer.after for each in recordings}
     liked: dict[str, list[Message]] = {}
     for each in _judged(recordings):
         earlier = _earlier(each.recording.answer.answer_id, before)
-        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and _is_text(each.messages):
+        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
             for one in earlier:
                 liked.pop(one, None)
             liked[each.recording.answer.answer_id] = each.messages
     return list(liked.values())
 
 
-def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
+def preferred_answers(recordings: Sequence[Recording]) -> list[tuple[Trajectory, Trajectory]]:
     """Pairs of answers to the same prompt, the better one first.
 
     The best is paired with the worst, the second best with the second worst: no answer stands in two pairs.
@@ -81,9 +87,8 @@ def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
     for members in _by_prompt(recordings):
         ranked = sorted(members, key=lambda each: -each.score)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if better.score > worse.score:
-                chosen, rejected = better.recording.trajectory, worse.recording.trajectory
-                pairs.append(AnswerPair(chosen=chosen, rejected=rejected))
+            if better.score > worse.score and better.sampled != worse.sampled:
+                pairs.append((better.recording.trajectory, worse.recording.trajectory))
     return pairs
 
 
@@ -134,8 +139,3 @@ def _earlier(answer_id: str, before: Mapping[str, str | None]) -> list[str]:
         found.append(each)
         each = before.get(each)
     return found
-
-
-def _is_text(messages: Sequence[Message]) -> bool:
-    answers = [each for each in messages if each["role"] == "assistant"]
-    return all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers)

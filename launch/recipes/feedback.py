@@ -1,8 +1,8 @@
-"""Training from the feedback of clients: as demonstrations of a workload, or as recorded rollouts.
+"""Training from the feedback of clients: demonstrations and preferences of a workload, or recorded rollouts.
 
-Your module's ``workload(seed)`` returns ``feedback_workload("recordings", workload)``, whose demonstrations
-the warm start learns. ``python -m launch.recipes.feedback recordings feedback_run`` writes the answers with
-their scores as the rollouts of a run, which ``run.replay=feedback_run`` learns from, token for token.
+Your module's ``workload(seed)`` returns ``feedback_workload("recordings", workload)``: the warm start learns
+its demonstrations, the stage ``preferences`` its pairs. ``python -m launch.recipes.feedback recordings run``
+writes the answers with their scores as rollouts, which ``run.replay=run`` learns from, token for token.
 """
 
 from __future__ import annotations
@@ -13,31 +13,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from environments.data.feedback import judged_groups, liked_conversations
+from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import read_recordings
 from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup
 from launch.run_folder.trajectory_log import TRAIN, TrajectoryLog, kept_steps
 from launch.workload import Workload
+from policies.learning.preferences import Preference
 
 READER = "training"
 """The reader that ``server.recording.readers`` names unless it was changed."""
 
 
 def feedback_workload(folder: str | Path, workload: Workload, reader: str = READER) -> Workload:
-    """Return ``workload`` with the conversations of ``folder`` that clients liked as its demonstrations.
+    """Return ``workload`` with the feedback in ``folder``.
+
+    Its demonstrations are the conversations that clients liked, and its preferences pairs of a better and a
+    worse answer to the same prompt, token for token.
 
     Raises:
-        ConfigError: ``reader`` may not read the folder, or no answer in it has a score above 0.
+        ConfigError: ``reader`` may not read the folder, or there is nothing of either to learn from.
     """
     recordings = read_recordings(folder, reader)
     liked = liked_conversations(recordings)
-    if not liked:
+    pairs = [Preference(chosen=better, rejected=worse) for better, worse in preferred_answers(recordings)]
+    if not liked and not pairs:
         raise ConfigError(
-            f"{folder} has {len(recordings)} answers, and none to learn from as a demonstration: wait for "
-            "feedback with a score above 0."
+            f"{folder} has {len(recordings)} answers, and none to learn from: wait for feedback with a score "
+            "above 0, or with two scores on answers to one prompt."
         )
-    return replace(workload, demonstrations=liked)
+    return replace(workload, demonstrations=liked, preferences=pairs)
 
 
 def write_rollouts(

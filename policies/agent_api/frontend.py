@@ -178,12 +178,15 @@ class AgentFrontend:
 
 
 def key_with_body(body: BaseModel, context: RequestContext) -> IdempotencyKey | None:
-    """The request's idempotency key, if it has one, with a digest that is equal for equal requests."""
-    if context.idempotency is None:
-        return None
+    """The request's idempotency key, if it has one, with the digest of the request."""
+    return context.idempotency and replace(context.idempotency, body=digest(body, context))
+
+
+def digest(body: BaseModel, context: RequestContext) -> str:
+    """Digest of a request's body and session, equal for equal requests."""
     # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
     text = f"{type(body).__name__} {context.session!r} {json.dumps(body.model_dump())}"
-    return replace(context.idempotency, body=hashlib.sha256(text.encode()).hexdigest())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_ended_well(trajectory: Trajectory) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Charge = Callable[[int], None]
 """Counts tokens of a client."""
+OnAnswer = Callable[[str, Sequence[Piece]], Awaitable[None]]
+"""Takes in an answer's id and all that was sampled for it, before its last part is sent."""
 
 
 def _free(_: int) -> None:
@@ -92,10 +94,13 @@ class OpenAIFrontend:
             "policy_version": self._pinned_versions.get(name, self._engine.version),
         }
 
-    def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
+    def chat(
+        self, body: ChatRequest, charge: Charge = _free, on_answer: OnAnswer | None = None
+    ) -> AsyncGenerator[Json, None]:
         """Yield one ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
 
-        ``charge`` gets the numbers of tokens of the prompt and of the answer, as they are used.
+        ``charge`` gets the numbers of tokens of the prompt and of the answer, as they are used. ``on_answer``
+        takes in the only answer of a request.
 
         Raises:
             RequestError: the request cannot be served.
@@ -113,7 +118,7 @@ class OpenAIFrontend:
         split = None if body.continue_final_message and not prompt_end else self._split
         reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
         pieces = self._sample(requests, in_pieces=bool(body.stream))
-        parts = _answer(body, requests, reply, pieces, charge)
+        parts = _answer(body, requests, reply, pieces, charge, on_answer)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
     def num_prompt_tokens(self, body: ChatRequest) -> int:
@@ -307,6 +312,7 @@ async def _answer(
     reply: Reply,
     source: AsyncGenerator[Piece, None],
     charge: Charge,
+    on_answer: OnAnswer | None = None,
 ) -> AsyncGenerator[Json, None]:
     """Yield the whole reply, or its chunks."""
     # Every prompt counts once, however many choices it has.
@@ -318,6 +324,8 @@ async def _answer(
             charge(len(piece.output.token_ids))
             _check_version(body, piece)
             pieces.append(piece)
+            if on_answer is not None and piece.output.finish_reason is not None:
+                await on_answer(reply.answer_id, pieces)
             if body.stream:
                 for chunk in reply.chunks(piece):
                     yield chunk

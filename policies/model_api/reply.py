@@ -64,6 +64,11 @@ class Reply:
         self._num_likely, _ = body.likely_tokens()
         self._token_text = token_text
 
+    @property
+    def answer_id(self) -> str:
+        """The id that clients get."""
+        return str(self._head["id"])
+
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
         """The answer to a request without ``stream``."""
         return {

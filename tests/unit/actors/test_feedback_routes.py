@@ -208,3 +208,44 @@ def test_server_without_a_folder_says_so(locked: AgentServer) -> None:
     answer = respond(locked)
     assert "x-troupe-recorded" not in answer.headers and "recorded" not in answer.json()
     assert code_of(judge(locked, answer.json()["id"], {"thumb": "up"})) == (404, "recording_off")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_of_the_policy_is_recorded(recorded: AgentServer, folder: Path, stream: bool) -> None:
+    answer = chat(recorded, model="tiny", seed=1, return_token_ids=not stream, stream=stream)
+    assert answer.headers["x-troupe-recorded"] == "yes"
+    (recording,) = kept(folder).values()
+    (step,) = recording.trajectory.steps
+    (completion,) = recording.trajectory.completions
+    assert recording.answer.answer_id in answer.text and recording.answer.model == "tiny"
+    assert step.chat_completions[0] == {"role": "user", "content": "Say hi"}
+    assert step.chat_completions[1:] == [{"role": "assistant", "content": completion.text}]
+    assert len(completion.logprobs) == len(completion.completion_ids) > 0
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        assert list(completion.completion_ids) == choice["token_ids"]
+        assert list(completion.prompt_ids) == answer.json()["prompt_token_ids"]
+        assert list(completion.token_versions) == choice["token_versions"]
+        assert completion.text == choice["message"]["content"]
+    assert judge(recorded, recording.answer.answer_id, {"thumb": "up"}).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"headers": {"X-Troupe-Record": "no"}}])
+def test_answers_of_the_policy_that_stay_out(
+    recorded: AgentServer, folder: Path, fields: dict[str, Any]
+) -> None:
+    answer = chat(recorded, model="tiny", **fields)
+    assert answer.headers["x-troupe-recorded"] == "no" and answer.json()["recorded"] is False
+    assert kept(folder) == {}
+
+
+@pytest.mark.parametrize("word", ["yes", "no"])
+def test_task_of_a2a_names_its_answer(recorded: AgentServer, folder: Path, word: str) -> None:
+    message = {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": "Say hi"}]}
+    headers = {"A2A-Version": "1.0", "X-Troupe-Record": word}
+    path = "/a2a/calculator/message:send"
+    answer = send(recorded, "POST", path, {"message": message}, headers=headers).json()
+    metadata = answer["task"]["metadata"]
+    assert metadata["recorded"] is (word == "yes")
+    status = judge(recorded, metadata["answer_id"], {"thumb": "up"}).status_code
+    assert (status, len(kept(folder))) == ((200, 1) if word == "yes" else (404, 0))

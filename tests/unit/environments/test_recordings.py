@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.data.feedback import judged_groups, liked_conversations, preferences
+from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import (
     Feedback,
     RecordedAnswer,
@@ -53,13 +53,14 @@ def add_answer(
     score: float | None = None,
     after: str | None = None,
     prompt_ids: tuple[int, ...] = (1, 2),
+    completion_ids: tuple[int, ...] = (3, 4),
 ) -> str:
     """Record the last of ``texts`` as an answer to those before it, with feedback if there is a score."""
     answer_id = f"resp_{uuid.uuid4().hex}"
     completion = Completion(
         text=texts[-1],
         prompt_ids=prompt_ids,
-        completion_ids=(3, 4),
+        completion_ids=completion_ids,
         logprobs=(-0.1, -1 / 3),
         finish_reason="stop",
         policy_version=5,
@@ -164,10 +165,10 @@ def test_demonstrations_are_liked_conversations(recordings: Recordings) -> None:
 
 def test_preferences_pair_each_answer_once(recordings: Recordings) -> None:
     for score in (0.5, 1.0, -1.0, 0.5, None):
-        add_answer(recordings, ["Hi", f"Answer {score}"], score)
+        ids = (3, round(4 + 2 * (score or 0)))
+        add_answer(recordings, ["Hi", f"Answer {score}"], score, completion_ids=ids)
     add_answer(recordings, ["Other", "answer"], 1.0, prompt_ids=(7,))
-    (pair,) = preferences(read_recordings(recordings.folder))
-    assert [each.steps[0].model_response for each in (pair.chosen, pair.rejected)] == [
-        "Answer 1.0",
-        "Answer -1.0",
-    ]
+    for score in (1.0, -1.0):  # the same tokens: nothing to prefer
+        add_answer(recordings, ["Again", "same"], score, prompt_ids=(8,), completion_ids=(9, 9))
+    (pair,) = preferred_answers(read_recordings(recordings.folder))
+    assert [each.steps[0].model_response for each in pair] == ["Answer 1.0", "Answer -1.0"]

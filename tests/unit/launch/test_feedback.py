@@ -24,7 +24,11 @@ def recorded(folder: Path, num_prompts: int, scores: tuple[float, ...] = (1.0, -
         for number, score in enumerate(scores):
             answer_id = f"resp_{100 * prompt + number:032x}"
             completion = Completion(
-                text="2", prompt_ids=(prompt,), completion_ids=(1,), logprobs=(-0.5,), finish_reason="stop"
+                text="2",
+                prompt_ids=(prompt,),
+                completion_ids=(number,),
+                logprobs=(-0.5,),
+                finish_reason="stop",
             )
             messages: list[Message] = [
                 {"role": "user", "content": f"{prompt}+1?"},
@@ -40,11 +44,14 @@ def recorded(folder: Path, num_prompts: int, scores: tuple[float, ...] = (1.0, -
     return folder
 
 
-def test_workload_demonstrates_liked_answers(tmp_path: Path) -> None:
+def test_workload_has_liked_answers_and_preferences(tmp_path: Path) -> None:
     own = load_workload("launch.recipes.calculator", 0)
     workload = feedback_workload(recorded(tmp_path, 2), own)
     assert [each[0]["content"] for each in workload.demonstrations] == ["0+1?", "1+1?"]
     assert workload.train_dataset is own.train_dataset
+    (first, _) = workload.preferences
+    assert isinstance(first.chosen, Trajectory) and first.chosen.completions[0].completion_ids == (0,)
+    first.check("preference 0")
     with pytest.raises(ConfigError, match="has 1 answers, and none to learn from"):
         feedback_workload(recorded(tmp_path / "disliked", 1, (-1.0,)), own)
 
