@@ -48,7 +48,7 @@ class ProgramCalls:
 
     def take(self, call: PolicyCall) -> WaitingCall:
         """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
-        if abandoned := self._abandoned[call.digest]:
+        if abandoned := self._abandoned.get(call.digest):
             return abandoned.popleft()
         waiting = WaitingCall(call)
         with self._lock:
