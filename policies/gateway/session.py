@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.thoughts import split_thought
 from environments.types import Message
 
 Json = dict[str, Any]
@@ -161,10 +162,15 @@ class Session:
 
 def _means_same(answered: _Answered, given: Message) -> bool:
     """Return whether a program sends back what it was told, up to white space and the form of JSON."""
-    words, calls = _words(given.get("content")), _calls(given)
-    if calls == _calls(answered.message) and words == _words(answered.message.get("content")):
+    content, calls = given.get("content") or "", _calls(given)
+    if not calls and _words(content) == _words(answered.text):
         return True
-    return not calls and words == _words(answered.text)
+    thought, answer = split_thought(content)  # some programs write the thought into the text, in its marks
+    return (
+        calls == _calls(answered.message)
+        and _words(answer) == _words(answered.message.get("content"))
+        and (not thought or _words(thought) == _words(answered.message.get("reasoning_content")))
+    )
 
 
 def _words(content: str | None) -> list[str]:
