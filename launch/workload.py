@@ -14,6 +14,7 @@ from environments.errors import ConfigError
 from environments.named_module import call_own, load_module
 from environments.types import Message
 from policies.agents.base import BaseAgent
+from policies.learning.preferences import Preference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +24,10 @@ class Workload:
     ``rollout`` is a function that solves a task by itself, instead of both classes.
 
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
-    tokenizer is made from. ``task_from_message`` makes the task that a client's first message is, for
-    ``launch.serve``; without it the agent is not served, only its policy. ``BaseEnv.follow_up`` takes the
-    next ones. ``description`` tells those clients what the agent does.
+    tokenizer is made from. ``preferences`` are pairs of a better and a worse continuation, for the stage of
+    this name; ``policies.read_preferences`` reads a file of them. ``task_from_message`` makes the task that a
+    client's first message is, for ``launch.serve``; without it the agent is not served, only its policy.
+    ``BaseEnv.follow_up`` takes the next ones. ``description`` tells those clients what the agent does.
     """
 
     agent_class: type[BaseAgent] | None = None
@@ -36,6 +38,7 @@ class Workload:
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()
+    preferences: Sequence[Preference] = ()
     task_from_message: Callable[[str], dict[str, Any]] | None = None
     description: str = "Answers a message with a whole episode."
 

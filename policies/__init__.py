@@ -8,6 +8,7 @@ from policies.agents.base import BaseAgent
 from policies.agents.game import GameAgent
 from policies.agents.messages import MessagesAgent
 from policies.agents.tool import ToolAgent
+from policies.learning.preferences import Preference, read_preferences
 from policies.sampler import SamplingParams
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "GameAgent",
     "MathAgent",
     "MessagesAgent",
+    "Preference",
     "SamplingParams",
     "ToolAgent",
+    "read_preferences",
 ]

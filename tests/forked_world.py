@@ -113,6 +113,13 @@ class Shape:
         return TrajectoryGroup(group_id=name, task={}, trajectories=tuple(members))
 
 
+def after_zero(steps: Sequence[Step], num_forks: int, max_steps: int) -> list[int]:
+    """The turn after the first action 0, which looks at nothing that comes later; else the end."""
+    answers = enumerate((one.completion for one in steps), 1)
+    zeros = (turn for turn, answer in answers if answer and answer.completion_ids == (0,))
+    return [next(zeros, max_steps)] * num_forks
+
+
 def num_sampled(groups: Sequence[TrajectoryGroup]) -> int:
     """Tokens that were sampled for all members."""
     return sum(each.num_sampled_tokens for group in groups for each in group.trajectories)

@@ -10,7 +10,6 @@ from typing import Any
 
 import schemathesis
 
-MODELS = {"/v1/responses": "agent/calculator"}
 METHODS = {
     "/mcp": ("initialize", "tools/list", "tools/call", "ping"),
     "/a2a/{name}": ("SendMessage", "SendStreamingMessage", "GetTask", "ListTasks", "CancelTask"),
@@ -32,7 +31,7 @@ def map_body(context: Any, body: Any) -> Any:
     path = context.operation.path
     if isinstance(body, dict) and _random.random() < 0.8:
         if isinstance(body.get("model"), str):
-            body["model"] = MODELS.get(path) or _random.choice(["tiny", "tiny", "agent/calculator"])
+            body["model"] = _random.choice(["tiny", "tiny", "agent/calculator"])
         if path in METHODS and isinstance(body.get("method"), str):
             body["method"] = _random.choice(METHODS[path])
     return body

@@ -45,6 +45,12 @@ def with_openai(url: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
     assert last.usage.completion_tokens > 0
     assert create(model=AGENT, messages=[user()]).choices[0].message.content == ANSWER
+    function = {"type": "function", **TOOL["function"]}
+    (call,) = client.responses.create(model=POLICY, input=QUESTION, tools=[function]).output
+    assert (call.name, json.loads(call.arguments)) == CALL
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": ANSWER}
+    items = [{"role": "user", "content": QUESTION}, call, output]
+    assert client.responses.create(model=POLICY, input=items, tools=[function]).output_text == ANSWER
     first = client.responses.create(model=AGENT, input=QUESTION)
     assert first.output_text == ANSWER
     assert client.responses.retrieve(first.id).output_text == ANSWER
@@ -57,7 +63,7 @@ def with_openai(url: str) -> None:
 
 
 def with_litellm(url: str) -> None:
-    """The package ``litellm``, for which this is a server like OpenAI's."""
+    """The package ``litellm``, for which this is a server like OpenAI's, or like Anthropic's."""
     import litellm
 
     def create(model: str, **options: Any) -> Any:
@@ -75,9 +81,20 @@ def with_litellm(url: str) -> None:
     )
     assert response.output[-1].content[0].text == ANSWER
 
+    def ask_as_anthropic(model: str, **options: Any) -> Any:
+        return litellm.completion(model=f"anthropic/{model}", api_base=url, api_key="none", **options)
+
+    tool_loop(ask_as_anthropic)
+    assert any(
+        chunk.choices[0].delta.tool_calls
+        for chunk in ask_as_anthropic(POLICY, messages=[user()], tools=[TOOL], stream=True)
+    )
+    streamed = ask_as_anthropic(POLICY, messages=[user()], stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == ANSWER
+
 
 def with_agents(url: str) -> None:
-    """OpenAI's Agents SDK: its default API, Responses, for the agent; chat for the policy and its tool."""
+    """OpenAI's Agents SDK: its default API, Responses; for the policy and its tool chat too."""
     from agents import (
         Agent,
         OpenAIChatCompletionsModel,
@@ -104,9 +121,14 @@ def with_agents(url: str) -> None:
         streamed = Runner.run_streamed(served, QUESTION)
         kinds = [event.type async for event in streamed.stream_events()]
         assert "raw_response_event" in kinds and streamed.final_output == ANSWER
-        own = Agent(name="Own", model=OpenAIChatCompletionsModel(POLICY, client), tools=[calculator])
-        assert (await Runner.run(own, QUESTION)).final_output == ANSWER
-        assert asked == [CALL[1]["expression"]]
+        for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+            own = Agent(name="Own", model=model_class(POLICY, client), tools=[calculator])
+            assert (await Runner.run(own, QUESTION)).final_output == ANSWER
+            streamed = Runner.run_streamed(own, QUESTION)
+            async for _ in streamed.stream_events():
+                pass
+            assert streamed.final_output == ANSWER
+        assert asked == [CALL[1]["expression"]] * 4
 
     asyncio.run(talk())
 

@@ -14,7 +14,7 @@ READMES = [
     for path in (ROOT / layer).rglob("README.md")
 ]
 
-STAGES = ("expert_iteration", "policy_update", "reinforce", "warm_start")
+STAGES = ("expert_iteration", "policy_update", "preferences", "reinforce", "warm_start")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))

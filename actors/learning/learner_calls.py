@@ -33,6 +33,9 @@ class PolicyCalls(RankCalls, Protocol):
     def fit(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
         """Learn from demonstrations: one optimizer step per batch."""
 
+    def fit_weighted(self, batch: TrainBatch, /) -> LearnerUpdate:
+        """Learn from tokens that are weighted by their advantages: one optimizer step."""
+
     def score(self, batches: Sequence[TrainBatch], /) -> list[TrainBatch]:
         """Add old log-probabilities, and those of the reference."""
 

@@ -92,6 +92,10 @@ class LearnerGroup:
         """Supervised learning: one optimizer step per batch."""
         return self._policy.call(PolicyCalls.fit, batches)
 
+    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
+        """Supervised learning of tokens that are weighted by their advantages: one optimizer step."""
+        return self._policy.call(PolicyCalls.fit_weighted, batch)
+
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
         ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,

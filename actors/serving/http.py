@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
@@ -133,7 +134,17 @@ async def respond(
     if stream:
         return _EventStream(_events(first, parts, dialect), parts, headers)
     await parts.aclose()
-    return JSONResponse(first, headers=headers)
+    return _Whole(first, headers=headers)
+
+
+class _Whole(JSONResponse):
+    """A JSON body, in ASCII where a call's arguments have half a surrogate pair, which has no UTF-8."""
+
+    def render(self, content: Json) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content).encode()
 
 
 class _EventStream(StreamingResponse):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 from ray import serve
 
 from actors.served_agents.protocols import ServedAgents
@@ -22,8 +24,10 @@ from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import Dialect, Json, read
 from policies.model_api.dialects.messages import Messages, count_request
+from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.dialects.responses import Responses
 from policies.model_api.dialects.responses_draft import ENDS
+from policies.model_api.dialects.responses_request import PolicyResponses
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.frontend import Charge, OpenAIFrontend
 from policies.model_api.protocol import ChatRequest, CompletionRequest
@@ -44,11 +48,14 @@ class Replica(Protocol):
 policy_routes = APIRouter()
 
 
-def _body_with(*required: str) -> Json:
-    """Description of a body that the route reads itself; ``required`` are fields that it has to have."""
-    properties: Json = {name: {} for name in required} | {"model": {"type": "string"}}
-    schema = {"type": "object", "properties": properties, "required": ["model", *required]}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+class DescribedBy:
+    """Annotation of a body that its route reads by itself, as one of these models: their description."""
+
+    def __init__(self, *models: type[BaseModel]) -> None:
+        self._models = models
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
+        return {"anyOf": [handler(model.__pydantic_core_schema__) for model in self._models]}
 
 
 def _replica() -> Replica:
@@ -71,8 +78,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     return await respond(_sample(body, request), body.stream)
 
 
-@policy_routes.post("/v1/responses", openapi_extra=_body_with("input"))
-async def responses(body: dict[str, Any], request: Request) -> Response:
+@policy_routes.post("/v1/responses")
+async def responses(
+    body: Annotated[Json, DescribedBy(PolicyResponses, ResponsesRequest)], request: Request
+) -> Response:
     """OpenAI's Responses, of the policy or of an agent."""
     if str(body.get("model")).startswith(PREFIX):
         question, _ = read(ResponsesRequest, body)
@@ -90,16 +99,18 @@ async def responses(body: dict[str, Any], request: Request) -> Response:
     return await respond(parts, chat.stream, dialect)
 
 
-@policy_routes.post(MESSAGES_PATH, openapi_extra=_body_with("max_tokens", "messages"))
-async def messages(body: dict[str, Any], request: Request) -> Response:
+@policy_routes.post(MESSAGES_PATH)
+async def messages(body: Annotated[Json, DescribedBy(MessagesRequest)], request: Request) -> Response:
     """Anthropic's messages."""
     dialect = Messages(body)
+    if "anthropic-beta" in request.headers:
+        dialect.dropped += ("anthropic-beta",)
     chat = dialect.chat_request()
     return await respond(_answer(dialect, _sample(chat, request), chat.stream), chat.stream, dialect)
 
 
-@policy_routes.post(f"{MESSAGES_PATH}/count_tokens", openapi_extra=_body_with("messages"))
-async def count_tokens(body: dict[str, Any]) -> dict[str, int]:
+@policy_routes.post(f"{MESSAGES_PATH}/count_tokens")
+async def count_tokens(body: Annotated[Json, DescribedBy(MessagesRequest)]) -> dict[str, int]:
     """Tokens that a prompt of Anthropic's messages has."""
     return {"input_tokens": _replica().openai.num_prompt_tokens(count_request(body))}
 

@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import RayError
 
 from actors.served_agents.store import PerKeyLRU
-from actors.settings import MANY_CALLS
 from policies.model_api.errors import UnavailableError
 
 Json = dict[str, Any]
@@ -40,7 +39,8 @@ class StoredResponses:
         return self._kept.forget(owner, response_id)
 
 
-ResponsesActor = ray.remote(num_cpus=0, max_concurrency=MANY_CALLS, max_restarts=-1)(StoredResponses)
+# One call at a time: Ray would start a thread for each more of them, as the methods are not asynchronous.
+ResponsesActor = ray.remote(num_cpus=0, max_restarts=-1)(StoredResponses)
 
 
 class SharedResponses:

@@ -180,7 +180,7 @@ def _num_made(run: RunRecords) -> int:
 
 def _has_ended(run: RunRecords) -> bool:
     """Return whether all updates are made; of a stage of somebody's own, nobody knows the number."""
-    known = set(run.settings["stages"]) <= {*SECTIONS, "warm_start"}
+    known = set(run.settings["stages"]) <= {*SECTIONS, "warm_start", "preferences"}
     return known and _num_made(run) >= num_planned(run.settings)
 
 

@@ -85,14 +85,18 @@ class Tracker:
                 f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
             )
 
-    def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
-        """Progress of the supervised warm start."""
+    def offline_step(self, stage: str, step: int, num_steps: int, text: str) -> None:
+        """Progress of a stage that rolls out nothing, such as the warm start.
+
+        Args:
+            text: on the metrics of the step.
+        """
         tenth = 10 * step // num_steps
         if tenth == self._last_tenth and not sys.stdout.isatty():
             return  # no terminal shows it move
         self._last_tenth = tenth
-        line = f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}"
-        self._print(f"{line}  loss {metrics['learn/loss']:.3f}", passes=step < num_steps)
+        line = f"{self._bar(step, num_steps)} {stage} {step:4d}/{num_steps}"
+        self._print(f"{line}  {text}", passes=step < num_steps)
 
     def step(
         self,

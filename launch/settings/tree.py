@@ -100,6 +100,27 @@ class WarmStartConfig:
 
 
 @dataclass
+class PreferencesConfig:
+    """DPO on the workload's preferences, pairs of a better and a worse continuation, by the stage
+    preferences."""
+
+    num_steps: int = setting(0, at_least=0)
+    """Optimizer steps."""
+    pairs_per_step: int = setting(16, at_least=1)
+    """Pairs per optimizer step. All are taken once, in a random order, before one comes again."""
+    beta: float = setting(0.1, above=0)
+    """Factor of the margin, by which the policy prefers the chosen more than the reference does: the smaller,
+    the further the policy may leave the reference, which is the policy that the stage begins with."""
+    sft_coef: float = setting(0.0, at_least=0)
+    """Weight of supervised learning on the chosen, beside that: without it, its likelihood often falls."""
+    held_out_pairs: int = setting(0, at_least=0)
+    """Last pairs of the workload that are not learned from: their accuracy and margin are measured ten times
+    in the course of the stage, and in its end."""
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-6, "warmup_steps": 10})
+    """Settings as of learner.optimizer, for this stage alone; what is left out has its default."""
+
+
+@dataclass
 class ExpertIterationConfig:
     """Supervised learning on the policy's own successes, for the stage expert_iteration."""
 
@@ -226,13 +247,14 @@ class TrainConfig:
     seed: int = setting(0, at_least=0, below=2**63)
     """Seed of a new model's weights, the order of the tasks and every sampled token."""
     stages: list[str] = field(default_factory=lambda: ["warm_start", "reinforce"])
-    """The parts of the training, in order: warm_start, expert_iteration, reinforce, or your own as
-    "module:Class"."""
+    """The parts of the training, in order: warm_start, preferences, expert_iteration, reinforce, or your own
+    as "module:Class"."""
     stage_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of your own stages by their names, such as {polish: {num_steps: 5}}."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    preferences: PreferencesConfig = field(default_factory=PreferencesConfig)
     expert_iteration: ExpertIterationConfig = field(default_factory=ExpertIterationConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -33,6 +33,7 @@ def check_settings(config: TrainConfig) -> None:
     algorithm = algorithm_of(config)
     critic_optimizer(config.learner)
     phase_optimizer("warm_start.optimizer", config.warm_start.optimizer)
+    phase_optimizer("preferences.optimizer", config.preferences.optimizer)
     phase_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
     for part in ("fleet", "server", "learner"):
         check_nodes(f"{part}.nodes", getattr(config, part).nodes)

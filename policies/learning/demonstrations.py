@@ -27,12 +27,12 @@ def demonstration_samples(
     samples: list[TrainingSample] = []
     end_ids: tuple[int, ...] = ()
     for index, messages in enumerate(conversations):
-        end_ids = end_ids or _end_of_turn(renderer, messages, announce)
-        samples += training_samples(_as_played(renderer, messages, index, end_ids))
+        end_ids = end_ids or end_of_turn(renderer, messages, announce)
+        samples += training_samples(as_played(renderer, messages, f"demonstration {index}", end_ids))
     return samples
 
 
-def _end_of_turn(
+def end_of_turn(
     renderer: ChatRenderer, messages: Sequence[Message], announce: Callable[[str], None]
 ) -> tuple[int, ...]:
     """The tokens that end each message of the assistant."""
@@ -41,8 +41,8 @@ def _end_of_turn(
     turn, text = repr(renderer.text_of(end_ids)), repr(renderer.text_of([eos_id]))
     if not end_ids:
         announce(
-            "The chat template ends the assistant's turns with no token, so the warm start trains the end of "
-            f"a text, {text}, there."
+            "The chat template ends the assistant's turns with no token, so training on texts learns the end "
+            f"of a text, {text}, there."
         )
     elif end_ids[-1] != eos_id:
         ends = (
@@ -53,29 +53,35 @@ def _end_of_turn(
         )
         announce(
             f"The chat template ends the assistant's turns with {turn}, and the tokenizer a text with "
-            f"{text}: the warm start trains {turn}. {ends}"
+            f"{text}: training on texts learns {turn}. {ends}"
         )
     return end_ids or (eos_id,)
 
 
-def _as_played(
-    renderer: ChatRenderer, messages: list[Message], index: int, end_ids: tuple[int, ...]
+def as_played(
+    renderer: ChatRenderer, messages: list[Message], name: str, end_ids: tuple[int, ...], num_given: int = 0
 ) -> Trajectory:
-    """The trajectory in which the policy sampled the assistant's messages: one path makes all samples."""
-    trajectory = Trajectory(rollout_id=f"demonstration-{index}")
+    """The trajectory in which the policy sampled the assistant's messages: one path makes all samples.
+
+    Args:
+        name: of the conversation, for messages: "demonstration 3".
+        end_ids: of ``end_of_turn``.
+        num_given: first messages, which the policy did not sample, whoever wrote them.
+    """
+    trajectory = Trajectory(rollout_id=name.replace(" ", "-"))
     previous: Turn | None = None
     for position, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or position < num_given:
             continue
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             raise DatasetError(
-                f"Message {position} of demonstration {index} has tool_calls or a content that is no text: "
+                f"Message {position} of {name} has tool_calls or a content that is no text: "
                 f"{message!r:.200}. Write its calls into the content, as the model would say them, which "
                 "launch.recipes.demonstration.demonstrate does."
             )
         if unseen := renderer.unseen(messages[: position + 1], None):
             raise DatasetError(
-                f"The chat template shows no {unseen}, and demonstration {index} has some: let messages of a "
+                f"The chat template shows no {unseen}, and {name} has some: let messages of a "
                 "role that it shows hold their texts."
             )
         prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous))
@@ -91,6 +97,6 @@ def _as_played(
         trajectory.steps.append(Step(completion=completion))
     if not trajectory.steps:
         raise DatasetError(
-            f"Demonstration {index} has no message with role 'assistant': there is nothing to learn."
+            f"{name.capitalize()} has no message with role 'assistant': there is nothing to learn."
         )
     return trajectory

@@ -214,7 +214,7 @@ class OpenAIFrontend:
                     f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
                 )
             room = self._engine.max_model_tokens - len(prompt_ids)
-            if body.max_tokens is not None and body.max_tokens > room:
+            if body.max_tokens is not None and body.max_tokens > room and not body.cap_max_tokens:
                 raise InvalidRequestError(
                     f"max_tokens={body.max_tokens} is more than the {room} tokens that the context of "
                     f"{self._engine.max_model_tokens} has left: lower it, or leave it out.",
@@ -223,10 +223,12 @@ class OpenAIFrontend:
                 )
         params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
         self._check_total(prompts, params, body.num_choices)
+        rooms = [self._engine.max_model_tokens - len(prompt_ids) for prompt_ids in prompts]
+        most = [params.max_tokens and min(params.max_tokens, room) for room in rooms]
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
-            TokenRequest(tuple(prompt_ids), params.replace(seed=seed))
-            for prompt_ids in prompts
+            TokenRequest(tuple(prompt_ids), params.replace(seed=seed, max_tokens=max_tokens))
+            for prompt_ids, max_tokens in zip(prompts, most, strict=True)
             for seed in seeds
         ]
 

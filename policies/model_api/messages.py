@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -57,7 +56,8 @@ class ChatToolCall(Body):
     def for_template(self) -> Message:
         """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
         call = self.model_dump()
-        return {**call, "function": asdict(ToolCall.from_openai(call))}
+        function = ToolCall.from_openai(call)
+        return {**call, "function": {"name": function.name, "arguments": function.arguments}}
 
 
 class ChatMessage(Body):

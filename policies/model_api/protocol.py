@@ -145,6 +145,8 @@ class SamplingRequest(Body):
     return_token_ids: bool | None = None
     policy_version: Annotated[int, Field(ge=0)] | None = None
     """The version that has to answer: status 409 where the policy has moved on, with the present one."""
+    cap_max_tokens: bool | None = None
+    """Troupe's: whether a ``max_tokens`` beyond the room of the context means that room, and is no error."""
     user: str | None = None
     """Accepted and ignored, as the next two: they are about OpenAI's customer and cache."""
     safety_identifier: str | None = None
@@ -237,7 +239,7 @@ class ChatRequest(SamplingRequest):
     """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Text | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Options of the chat template, by vLLM's name for them: ``{"enable_thinking": false}``."""

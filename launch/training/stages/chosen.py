@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # stages are chosen and checked before anything of a run is i
 
 STAGES = {
     "warm_start": "launch.training.stages.warm_start:WarmStart",
+    "preferences": "launch.training.stages.preferences:Preferences",
     "expert_iteration": "launch.training.stages.expert_iteration:ExpertIteration",
     "reinforce": "launch.training.stages.reinforce:Reinforce",
 }
@@ -78,6 +79,7 @@ def _stage(config: TrainConfig, name: str) -> Stage:
 def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
     for name, num_steps in (
         ("warm_start", config.warm_start.num_steps),
+        ("preferences", config.preferences.num_steps),
         ("expert_iteration", config.expert_iteration.num_steps),
     ):
         if num_steps and name not in names:
@@ -85,13 +87,13 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
                 f"{name}.num_steps={num_steps} has no effect: stages={config.stages} lacks {name}. Add it "
                 f"there, or set {name}.num_steps=0."
             )
-    if set(names) <= {"warm_start", "expert_iteration"}:
+        if name in names and not num_steps and name != "warm_start":
+            raise ConfigError(
+                f"stages={config.stages} has {name}, and {name}.num_steps=0: set it to 10, for example, or "
+                "leave the stage out."
+            )
+    if set(names) <= {"warm_start", "preferences", "expert_iteration"}:
         _check_supervised(config)
-    if "expert_iteration" in names and not config.expert_iteration.num_steps:
-        raise ConfigError(
-            f"stages={config.stages} has expert_iteration, and expert_iteration.num_steps=0: set it to "
-            "10, for example, or leave the stage out."
-        )
 
 
 def _check_supervised(config: TrainConfig) -> None:

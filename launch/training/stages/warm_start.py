@@ -11,6 +11,8 @@ from launch.training.components import Components
 from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
 from launch.workload import Workload
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.demonstrations import demonstration_samples
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import OptimizerConfig, phase_optimizer
 
@@ -58,16 +60,18 @@ class WarmStart(Stage):
             self.count_steps(state, last - first)
             if last == self.num_steps:
                 publish(run, state)
-        run.tracker.warm_start(last, self.num_steps, learned.metrics)
+        loss = f"loss {learned.metrics['learn/loss']:.3f}"
+        run.tracker.offline_step("warm start", last, self.num_steps, loss)
 
 
 def demonstrations(run: Components) -> list[TrainingSample]:
     """The workload's demonstrations as token sequences."""
-    from policies.chat import ChatRenderer, load_tokenizer
-    from policies.learning.demonstrations import demonstration_samples
+    return demonstration_samples(chat_renderer(run), run.workload.demonstrations, run.tracker.announce)
 
-    renderer = ChatRenderer(load_tokenizer(run.model_path), run.config.model.chat_template_kwargs)
-    return demonstration_samples(renderer, run.workload.demonstrations, run.tracker.announce)
+
+def chat_renderer(run: Components) -> ChatRenderer:
+    """The tokenizer and the chat template of the run's model."""
+    return ChatRenderer(load_tokenizer(run.model_path), run.config.model.chat_template_kwargs)
 
 
 def demonstration_batch(

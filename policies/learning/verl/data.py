@@ -19,7 +19,9 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-POLICY_COLUMNS = {"rollout_logprobs": "rollout_log_probs", "advantages": "advantages"}
+ADVANTAGES = {"advantages": "advantages"}
+"""Column of a sample whose tokens have weights."""
+POLICY_COLUMNS = {"rollout_logprobs": "rollout_log_probs", **ADVANTAGES}
 """Our columns of a sample, and what verl's policy losses call them."""
 OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
 """Column of a sample that was scored."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,9 @@ from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, policy_worker_config
-from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS, as_column
+from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS, as_column
 from policies.learning.verl.fields import check_fields
-from policies.learning.verl.losses import policy_loss
+from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
@@ -79,6 +80,9 @@ class VerlLearner(VerlWorker):
         ConfigError: verl rejected one of its options, or adapters where they cannot be merged.
     """
 
+    loss_fn: Callable[..., Any]
+    """The loss of the next step."""
+
     def __init__(
         self,
         model_path: str,
@@ -127,6 +131,15 @@ class VerlLearner(VerlWorker):
             raise LearnerError("A batch without a single sampled token cannot be learned from.")
         steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
+
+    @on_all_ranks
+    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
+        """Supervised learning of tokens that are weighted by their advantages: one optimizer step and one
+        schedule step down the sum of -advantage * log-probability. ``learn/loss`` is that sum.
+        """
+        self.loss_fn = weighted_loss
+        step = self._step(self._share(batch).scored(ADVANTAGES), advance_schedule=True)
+        return LearnerUpdate(metrics=mean_metrics([step], METRIC_NAMES), num_optimizer_steps=1)
 
     @on_all_ranks
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:

@@ -76,6 +76,20 @@ def policy_loss(
         return loss, metrics | weight_metrics | _ratio_metrics(config, model_output["log_probs"], data)
 
 
+def weighted_loss(
+    model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The sum of -advantage * log-probability over the sampled tokens of one micro-batch.
+
+    Advantages that are minus the derivatives of a loss by the log-probabilities make its gradient the loss's,
+    whatever that loss compares: so samples that are compared need not meet in a micro-batch, or on a rank.
+    """
+    padded = data.select("response_mask", "advantages").to_padded_tensor()
+    weighted = padded["advantages"] * no_padding_2_padding(model_output["log_probs"], data)
+    # Ranks average their gradients.
+    return -torch.where(padded["response_mask"].bool(), weighted, 0.0).sum() * data["dp_size"], {}
+
+
 def _truncated_weights(data: TensorDict, level: str, most: float) -> tuple[torch.Tensor, dict[str, Metric]]:
     """The importance weights [N, T] of a micro-batch, cut to ``most``, and how large they are.
 

@@ -24,21 +24,23 @@ the place; forks share what was sampled before them. Three samples, and the row 
    1, and by both if two members happened to sample the same.
 6. The attention is torch's, for ``BLOCK`` tokens at a time over those that any of them sees. So a mask is as
    large as a block times a path, and a token is paired with those off its path for its block's sake only.
+   On a GPU it is FlexAttention, which does so by tiles.
 7. A row has at most as many tokens as fit through the model at once, and gets another sample only where that
    saves more than those pairs cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -47,7 +49,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 ROW, SHARED = "row", "shared"
 """Columns of a micro-batch [N], by which each sample is a ``Branch``; a row's samples are neighbours."""
 BLOCK = 256
-"""Tokens of a row whose attention is computed together: the fastest of 64 to 512 on a CPU."""
+"""Tokens of a row whose attention is computed together: of 64 to 512 the fastest for most loads on a CPU."""
 KEPT_KEYS = 3
 """Keys that the blocks of a row see, all of them together, as a multiple of its tokens: up to so many are
 kept for the backward pass, with their values. More of them would be much of an update's memory."""
@@ -300,6 +302,8 @@ def attend_along_paths(
             module, query, key, value, attention_mask, **kwargs
         )
         return flat
+    if query.is_cuda and query.dtype != torch.float64 and not kwargs.get("dropout"):
+        return _attend_at_once(query, key, value, attention_mask, kwargs.get("scaling")), None
     found, attend = blocks(attention_mask), _attend
     if sum(len(block.keys) for block in found) > KEPT_KEYS * attention_mask.shape[-1]:
         # Each block would keep a copy of the keys and values that it sees: the backward pass makes them anew.
@@ -325,6 +329,33 @@ def _attend(
         **kwargs,
     )[0]
     return output
+
+
+@lru_cache(maxsize=1)  # once for all layers
+def pairs_seen(ends: torch.Tensor) -> BlockMask:
+    """The pairs of tokens of rows with these ``ends`` [rows, 1, 1, longest row] in FlexAttention's form."""
+    rows, length = ends.shape[0], ends.shape[-1]
+    of_keys = ends[:, 0, 0]
+
+    def sees(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (query < of_keys[row, key])
+
+    return create_block_mask(sees, rows, None, length, length, device=str(ends.device))
+
+
+@cache
+def _compiled() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _attend_at_once(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """FlexAttention, which has a backward pass on a GPU only: there it skips what no token of a tile sees."""
+    shares_keys = query.shape[1] != key.shape[1]
+    mask = pairs_seen(ends)
+    output = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=shares_keys)
+    return output.transpose(1, 2).contiguous()
 
 
 def install() -> None:

@@ -52,6 +52,8 @@ class Messages:
                 "messages": body.chat_messages(),
                 "tools": [tool.for_chat() for tool in body.tools or ()] or None,
                 "stop": body.stop_sequences,
+                # Clients have to send max_tokens, and send what the largest models have.
+                "cap_max_tokens": True,
                 # An answer that the client has begun is gone on with.
                 "continue_final_message": True if body.messages[-1].role == "assistant" else None,
                 # A stream begins with the number of the prompt's tokens, which the ids show.

@@ -5,15 +5,15 @@ https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
 
 from policies.model_api.dialects.base import DONE, Event, Json, chat_request, events_of, read, whole
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.dialects.responses_draft import ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
-from policies.model_api.errors import NotFoundError, request_error
+from policies.model_api.errors import InvalidRequestError, NotFoundError, request_error
 from policies.model_api.protocol import ChatRequest
 
 NAMES = {
@@ -53,7 +53,7 @@ class Responses:
         self.body, dropped = read(PolicyResponses, body)
         self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
         self._earlier: Sequence[Json] | None = None if self.body.previous_response_id else ()
-        self._draft = _Draft(self.body)
+        self._draft = _Draft(body)
 
     @property
     def is_stored(self) -> bool:
@@ -122,8 +122,7 @@ class Responses:
 class _Draft(ResponseDraft):
     """The response to a request, which it repeats; its id is that of the chat completion."""
 
-    def __init__(self, body: PolicyResponses) -> None:
-        given: dict[str, Any] = body.model_dump(exclude_none=True, by_alias=True)
+    def __init__(self, body: Json) -> None:
         defaults: Json = {
             "background": False,
             "instructions": None,
@@ -142,7 +141,14 @@ class _Draft(ResponseDraft):
             "top_p": 1.0,
             "truncation": "disabled",
         }
-        super().__init__(body.model, {name: given.get(name, value) for name, value in defaults.items()})
+        given = {name: body[name] for name in defaults if body.get(name) is not None}
+        try:
+            json.dumps(given, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"A text of the request is no Unicode ({error.reason}): leave half a surrogate pair out."
+            ) from error
+        super().__init__(body["model"], defaults | given)
 
     def begin(self, part: Json) -> Iterator[Json]:
         number = str(part["id"]).removeprefix("chatcmpl-")

@@ -164,7 +164,9 @@ class FunctionTool(Part):
 
     def for_chat(self) -> Json:
         """Return the tool as chats have it."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        given = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": given}
 
 
 class NamedChoice(Body):

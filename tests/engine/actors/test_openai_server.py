@@ -151,3 +151,63 @@ def test_routes_of_the_cluster_are_told_to_nobody(policy_app: Any) -> None:
     for path in ("/health", "/ready"):
         assert httpx.head(f"{root}{path}", headers={"host": "10.0.0.1"}).status_code == 200
     assert "troupe_cached_prompt_tokens_total" in httpx.get(f"{root}/metrics").text
+
+
+ADD = {
+    "type": "object",
+    "properties": {"a": {"enum": [12, 34]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def test_response_says_what_chat_says_and_goes_on(client: Any) -> None:
+    create = partial(client.responses.create, model="policy", temperature=0, max_output_tokens=12)
+    chat = client.chat.completions.create(model="policy", messages=QUESTION, temperature=0, max_tokens=12)
+    first = create(input=QUESTION[0]["content"])
+    assert first.output_text == chat.choices[0].message.content
+    *_, last = create(input=QUESTION, stream=True)
+    assert last.response.output_text == first.output_text and last.response.usage == first.usage
+    following = create(input="And twice that?", previous_response_id=first.id)
+    messages = [*QUESTION, {"role": "assistant", "content": first.output_text}]
+    messages += [{"role": "user", "content": "And twice that?"}]
+    chat = client.chat.completions.create(model="policy", messages=messages, temperature=0, max_tokens=12)
+    assert following.output_text == chat.choices[0].message.content
+    assert following.usage.input_tokens == chat.usage.prompt_tokens
+    client.responses.delete(first.id)
+    assert client.responses.retrieve(following.id).output_text == following.output_text
+    (call,) = client.responses.create(
+        model="policy",
+        input=QUESTION,
+        tools=[{"type": "function", "name": "calculator", "parameters": ADD}],
+        tool_choice="required",
+    ).output
+    assert (call.type, json.loads(call.arguments)["a"] in (12, 34)) == ("function_call", True)
+
+
+def test_message_says_what_chat_says(client: Any, policy_app: Any) -> None:
+    from anthropic import Anthropic
+
+    anthropic = Anthropic(base_url=policy_app.base_url.removesuffix("/v1"), api_key="none", max_retries=0)
+    chat = client.chat.completions.create(model="policy", messages=QUESTION, temperature=0, max_tokens=12)
+    asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "max_tokens": 12}
+    asked["extra_body"] = {"temperature": 0}
+    whole = anthropic.messages.create(**asked)
+    with anthropic.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    assert whole.content[0].text == streamed.content[0].text == chat.choices[0].message.content
+    assert whole.usage.input_tokens == streamed.usage.input_tokens == chat.usage.prompt_tokens
+    counted = anthropic.messages.count_tokens(model="policy", messages=QUESTION)
+    assert counted.input_tokens == chat.usage.prompt_tokens
+    tool = {"name": "calculator", "input_schema": ADD}
+    with anthropic.messages.stream(
+        model="policy",
+        messages=QUESTION,
+        max_tokens=100_000,
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "calculator"},
+    ) as stream:
+        called = stream.get_final_message()
+    assert called.stop_reason == "tool_use" and called.content[0].input["a"] in (12, 34)
+    ended = anthropic.messages.create(**asked | {"stop_sequences": [whole.content[0].text[:1]]})
+    assert (ended.stop_reason, ended.content) == ("stop_sequence", [])

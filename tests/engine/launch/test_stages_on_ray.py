@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from test_train_on_ray import comparable, small_run, weights
 from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.jsonl_log import read_records
+from launch.training.stages.preferences import PREFERENCE_STEPS
 
 EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
 """So that every rollout of the hardly trained policy is kept, whatever it is worth."""
@@ -54,4 +57,36 @@ def test_stages_train_in_turn_and_resume_between_two(ray_cluster: None, tmp_path
 
     assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
     expected, resumed = weights(whole, 3), weights(stopped, 3)
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+
+
+def test_preferences_are_learned_and_go_on_in_the_middle(ray_cluster: None, tmp_path: Path) -> None:
+    import torch
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    settings = [
+        "workload=own_preferences",
+        "stages=[warm_start,preferences]",
+        "preferences.pairs_per_step=8",  # so six steps take all pairs that are learned once
+        "preferences.held_out_pairs=16",
+        "preferences.optimizer={lr: 1e-3}",
+        "evaluation.num_tasks=1",
+    ]
+    small_run(whole, *settings, "preferences.num_steps=12")
+    records = read_records(whole / PREFERENCE_STEPS)
+    assert [each["step"] for each in records] == list(range(1, 13))
+    assert abs(records[0]["loss"] - math.log(2)) < 1e-4, "the policy is its own reference"
+    assert records[-1]["loss"] < 0.5 < records[-1]["margin"]
+    assert records[-1]["held_out_accuracy"] > 0.9
+    progress = CheckpointFolder.progress(whole / "checkpoints" / "step_000000")
+    assert progress.stage_steps == {"warm_start": 30, "preferences": 12}
+    assert progress.version == 2
+
+    small_run(stopped, *settings, "preferences.num_steps=6")
+    small_run(stopped, *settings, "preferences.num_steps=12", "run.resume=true")
+    names = ("step", "loss", "margin", "grad_norm")  # held-out pairs are scored after other steps
+    assert [[each[name] for name in names] for each in read_records(stopped / PREFERENCE_STEPS)] == [
+        [each[name] for name in names] for each in records
+    ]
+    expected, resumed = weights(whole, 0), weights(stopped, 0)
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)

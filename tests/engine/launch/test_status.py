@@ -31,6 +31,7 @@ from launch.health.heartbeat import HeartbeatSender, RunHeartbeat, run_heartbeat
 from launch.health.inspection import inspect
 from launch.health.members import members
 from launch.health.run_report import verdict
+from launch.run_folder.checkpoint import CheckpointFolder
 from launch.training.activity import PHRASES
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
@@ -211,8 +212,6 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
             within(500, lambda: "step    2/" in said(program) or program.poll() is not None)
             assert "step    2/" in said(program), said(program)
             yield program
-            os.killpg(program.pid, signal.SIGINT)
-            program.wait(200)
         finally:
             program.kill()  # else the end of this block would wait for it
 
@@ -303,3 +302,19 @@ def test_stopped_process_is_named_by_status_and_by_the_run(
         os.kill(victim, signal.SIGCONT)
     length = len(said(training))
     assert within(180, lambda: "reward" in said(training)[length:]), "the run goes on"
+
+
+def test_ctrl_c_in_updates_leaves_a_checkpoint(training: subprocess.Popen[str]) -> None:
+    """It comes last, since the training ends by it."""
+    own = [psutil.Process(each.pid) for each in members(training.pid)]
+    os.killpg(training.pid, signal.SIGINT)
+    training.wait(200)
+    assert training.returncode == 130, said(training)
+    assert within(120, lambda: not any(each.is_running() for each in own))
+    directory = Path(next(word for word in training.args if "run.directory=" in word).partition("=")[2])
+    newest = directory / "checkpoints" / "latest"
+    assert CheckpointFolder.progress(newest).step >= 2
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(newest / "huggingface")
+    AutoTokenizer.from_pretrained(newest / "huggingface")

@@ -306,8 +306,8 @@ def marked_processes(mark: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("moment", "leaves_checkpoint"),
-    [("Ray: started", False), ("warm start   10/", True), ("step    1/", True)],
-    ids=["starting", "warm start", "updates"],
+    [("Ray: started", False), ("warm start   10/", True)],  # test_status interrupts one that makes updates
+    ids=["starting", "warm start"],
 )
 def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
     tmp_path: Path, moment: str, leaves_checkpoint: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -177,6 +178,10 @@ def test_dropped_fields_are_named_in_a_header(serve: Serve) -> None:
     answer = httpx.post(f"{serve('46')}/v1/responses", json=body)
     assert answer.headers["x-dropped-fields"] == "service_tier, user"
     assert answer.headers["x-policy-version"] == "0" and answer.json()["metadata"] == {"a": "b"}
+    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": QUESTION}]}
+    beta = {"anthropic-beta": "some-feature"}
+    answer = httpx.post(f"{serve('46')}/v1/messages", json=asked | {"metadata": {}}, headers=beta)
+    assert answer.headers["x-dropped-fields"] == "metadata, anthropic-beta"
 
 
 # -- messages --------------------------------------------------------------------------------------------
@@ -234,6 +239,21 @@ def test_tools_of_anthropic_client_are_called_in_a_loop(serve: Serve) -> None:
     messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = client.messages.create(**asked, messages=messages)
     assert (text_of(second), second.stop_reason) == ("It is 46.", "end_turn")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_call_with_half_a_character_reaches_the_client(serve: Serve, stream: bool) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
+    body = {"model": "tiny", "max_tokens": 500, "tools": [ANTHROPIC_TOOL], "stream": stream}
+    body["messages"] = [{"role": "user", "content": QUESTION}]
+    answer = httpx.post(f"{serve(call)}/v1/messages", json=body)
+    assert answer.status_code == 200
+    if stream:
+        events = [json.loads(line) for line in re.findall("data: (.*)", answer.text)]
+        arguments = json.loads("".join(event.get("delta", {}).get("partial_json", "") for event in events))
+    else:
+        arguments = answer.json()["content"][0]["input"]
+    assert arguments == {"a": "\ud83d"}
 
 
 def test_stop_sequence_is_the_reason_of_the_end(serve: Serve) -> None:

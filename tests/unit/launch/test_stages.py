@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from environments import Dataset, SingleTurnEnvironment
-from environments.errors import ConfigError
+from environments.errors import ConfigError, DatasetError
 from launch.settings.compose import as_train_config, compose
 from launch.settings.tree import TrainConfig
 from launch.training.stages.chosen import chosen_stages
+from launch.training.stages.preferences import Preferences, pass_over, read_reference
 from launch.training.trainer import check_training
 from launch.workload import Workload
 from policies import ToolAgent
+from policies.chat import ChatRenderer
+from policies.learning.preferences import Pair, PairScore, Preference, make_pairs
+from policies.tiny import build_tokenizer
 
 
 def names(config: TrainConfig) -> list[str]:
@@ -21,6 +29,7 @@ def names(config: TrainConfig) -> list[str]:
 def config(*stages: str, **settings: dict[str, object]) -> TrainConfig:
     config = TrainConfig(stages=list(stages), stage_settings=settings)
     config.warm_start.num_steps = 5 * ("warm_start" in stages)
+    config.preferences.num_steps = 3 * ("preferences" in stages)
     config.expert_iteration.num_steps = 2 * ("expert_iteration" in stages)
     return config
 
@@ -48,6 +57,7 @@ def test_stages_run_in_order_of_list_without_those_of_no_step() -> None:
         (config("own_stage:Rehearse"), "stage_settings.rehearse.*num_steps"),
         (config("reinforce", reinforce={"num_steps": 3}), "run.num_steps"),
         (TrainConfig(stages=["expert_iteration"]), "expert_iteration.num_steps=0"),
+        (TrainConfig(stages=["preferences", "reinforce"]), "preferences.num_steps=0"),
     ],
 )
 def test_stages_that_cannot_be_are_error_before_anything_starts(wrong: TrainConfig, message: str) -> None:
@@ -93,3 +103,65 @@ def test_warm_start_without_demonstrations_is_an_error() -> None:
     )
     with pytest.raises(ConfigError, match=r"warm_start.num_steps=5 needs demonstrations"):
         check_training(as_train_config(config("warm_start", "reinforce")), workload)
+
+
+ASKED = [{"role": "user", "content": "1+1?"}]
+PREFERENCE = Preference(
+    messages=ASKED,
+    chosen=[{"role": "assistant", "content": "2"}],
+    rejected=[{"role": "assistant", "content": "3"}],
+)
+
+
+def with_preferences(*preferences: Preference) -> Workload:
+    return Workload(
+        agent_class=ToolAgent,
+        env_class=SingleTurnEnvironment,
+        train_dataset=Dataset([{"a": 1}]),
+        preferences=preferences,
+    )
+
+
+def test_preferences_that_are_missing_or_wrong_are_an_error() -> None:
+    chosen = config("preferences", "reinforce")
+    same = replace(PREFERENCE, rejected=PREFERENCE.chosen)
+    for held_out, preferences, error, message in (
+        (0, (), ConfigError, "preferences.num_steps=3 needs preferences"),
+        (2, (PREFERENCE, PREFERENCE), ConfigError, "held_out_pairs=2 leaves nothing .* set it to 1"),
+        (0, (PREFERENCE, same), DatasetError, "rejected of preference 1 are the same"),
+    ):
+        chosen.preferences.held_out_pairs = held_out
+        with pytest.raises(error, match=message):
+            check_training(as_train_config(chosen), with_preferences(*preferences))
+
+
+def test_optimizer_of_the_preferences_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"preferences\.optimizer='lrr' is not one of lr"):
+        check_training(compose(["preferences.optimizer.lrr=1"]), with_preferences(PREFERENCE))
+
+
+def test_each_pass_takes_every_pair_once() -> None:
+    wanted = config("preferences")
+    wanted.preferences.pairs_per_step = 3
+    stage = Preferences(wanted)
+    taken = [index for step in range(10) for index in stage.indices(step, num_pairs=5)]
+    assert taken == [index for number in range(6) for index in pass_over(5, wanted.seed, number)]
+    assert sorted(taken[:5]) == sorted(taken[5:10]) == [0, 1, 2, 3, 4]
+    assert len(stage.indices(0, num_pairs=2)) == 2, "not more than there are"
+
+
+def test_reference_of_other_pairs_cannot_be_gone_on_from(tmp_path: Path) -> None:
+    (pair,) = pairs_of(PREFERENCE)
+    (other,) = pairs_of(replace(PREFERENCE, chosen=[{"role": "assistant", "content": "II"}]))
+    path = tmp_path / "reference.jsonl"
+    with pytest.raises(ConfigError, match=r"no such file: put it back, or .*model.path="):
+        read_reference(path, [pair])
+    path.write_text(json.dumps({"pair": pair.key, "chosen": -1.5, "rejected": -2.0}) + "\n")
+    assert read_reference(path, [pair]) == {pair.key: PairScore(chosen=-1.5, rejected=-2.0)}
+    with pytest.raises(ConfigError, match="1 of 2 pairs have no score"):
+        read_reference(path, [pair, other])
+
+
+def pairs_of(*preferences: Preference) -> list[Pair]:
+    renderer = ChatRenderer(build_tokenizer([[*ASKED, {"role": "assistant", "content": "2"}]]))
+    return make_pairs(renderer, preferences, lambda text: None)

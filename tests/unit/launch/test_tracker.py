@@ -160,15 +160,15 @@ def test_warm_start_is_one_line_on_terminal_and_few_in_file(
 ) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
     for step in range(5, 355, 5):
-        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+        tracker.offline_step("warm start", step, 350, "loss 0.500")
     assert len(capsys.readouterr().out.splitlines()) == 11
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for step in range(5, 355, 5):
-        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+        tracker.offline_step("warm start", step, 350, "loss 0.500")
     tracker.announce("Policy server: up.")
     *passing, last, announced = capsys.readouterr().out.replace(OVER, "\n").splitlines()
     assert len(passing) == 69 and "350/350" in last and announced.endswith("Policy server: up.")
-    tracker.warm_start(5, 350, {"learn/loss": 0.5})
+    tracker.offline_step("warm start", 5, 350, "loss 0.500")
     tracker.close()
     assert capsys.readouterr().out.endswith("\n"), "the prompt of the shell has a line of its own"
 

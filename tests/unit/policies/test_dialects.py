@@ -48,7 +48,7 @@ async def sampled(dialect: Dialect, text: str, finish_reason: str = "stop") -> l
 
 
 def fields_of(request: ChatRequest) -> Json:
-    return request.model_dump(exclude_none=True, exclude={"model", "max_tokens"})
+    return request.model_dump(exclude_none=True, exclude={"model", "max_tokens", "cap_max_tokens"})
 
 
 TEXTS = [
@@ -207,6 +207,15 @@ def test_field_of_messages_is_honoured(fields: Json, expected: Json) -> None:
     assert {name: found[name] for name in found if name not in ("messages", "tools")} == expected
 
 
+def test_max_tokens_of_messages_is_at_most_the_context() -> None:
+    engine = FakeEngine(ids_of("46"))
+    body = messages(max_tokens=32_000).chat_request()
+    parts = OpenAIFrontend("tiny", renderer(), engine).chat(body)
+    asyncio.run(anext(parts))
+    ((prompt, params),) = engine.requests
+    assert params.max_tokens == engine.max_model_tokens - len(prompt)
+
+
 def test_answer_that_the_client_has_begun_goes_on() -> None:
     turns = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     request = messages(turns).chat_request()
@@ -284,6 +293,17 @@ def test_field_that_a_message_cannot_have_is_named(blocks: list[Json], fields: J
     with pytest.raises(InvalidRequestError) as caught:
         messages([{"role": "user", "content": blocks or "?"}], **fields)
     assert caught.value.message.startswith(place)
+
+
+@pytest.mark.parametrize("name", ["tools", "text", "reasoning"])
+def test_half_a_character_is_sent_back_to_nobody(name: str) -> None:
+    fields = {
+        "tools": [{"type": "function", "name": "f", "parameters": {"title": "\ud83d"}}],
+        "text": {"format": {"type": "json_schema", "name": "\ud83d", "schema": {}}},
+        "reasoning": {"effort": "\ud83d"},
+    }
+    with pytest.raises(InvalidRequestError, match="no Unicode"):
+        responses(**{name: fields[name]})
 
 
 def test_errors_have_the_form_of_their_dialect() -> None:

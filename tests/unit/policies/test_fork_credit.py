@@ -169,7 +169,10 @@ def trajectory_as(one, name: str):
     return one
 
 
-SHAPES = [Shape(2, 2), Shape(4, 2), Shape(4, 2, "every 2"), Shape(6, 2), Shape(5, 2), Shape(4, 3)]
+SHAPES = [
+    *(Shape(2, 2), Shape(4, 2), Shape(4, 2, "every 2"), Shape(6, 2), Shape(5, 2), Shape(4, 3)),
+    Shape(4, 2, "forked_world:after_zero"),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
