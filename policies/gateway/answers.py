@@ -21,6 +21,8 @@ def message_of(text: str, served: list[Json], parser: ToolParser | None, num_cal
         num_calls: number of calls before, from which their ids count up.
     """
     thought, answer = split_thought(text)
+    if thought:  # white space between the two belongs to neither, as in the other dialects
+        answer = answer.lstrip()
     calls: list[Json] = served
     if parser is not None and not served:
         answer, read = parser.split(answer)

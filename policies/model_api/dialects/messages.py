@@ -31,6 +31,8 @@ DELTAS = {
     "call": ("input_json_delta", "partial_json"),
 }
 """Type of a delta and the field with its text, by the kind of its block."""
+SIGNATURE = "unsigned"
+"""Signature of a thought: nobody checks it, but some clients send a thought back only if it has one."""
 
 
 class Messages:
@@ -141,6 +143,10 @@ class MessageDraft(Draft):
         else:
             value = _arguments(self._text)
         name = {THOUGHT: "thinking", TEXT: "text"}.get(kind, "input")
+        if kind == THOUGHT:
+            self._block = {**self._block, "signature": SIGNATURE}
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            yield {"type": "content_block_delta", "index": len(self.content), "delta": delta}
         yield {"type": "content_block_stop", "index": len(self.content)}
         self.content.append({**self._block, name: value})
 

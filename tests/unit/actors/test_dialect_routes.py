@@ -216,7 +216,8 @@ def test_stream_of_message_grows_in_blocks(serve: Serve) -> None:
     assert (thought.type, text.type, call.type) == ("thinking", "text", "tool_use")
     assert call.type == "tool_use" and call.input == {"a": 12, "b": 34}
     assert text.type == "text" and text.text == "I call it."
-    assert {"thinking_delta", "text_delta", "input_json_delta"} == set(deltas) and len(deltas) > 6
+    kinds = {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
+    assert kinds == set(deltas) and len(deltas) > 6
     assert message.stop_reason == "tool_use"
     assert (
         message.usage.input_tokens

@@ -11,41 +11,23 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from agent_server import agent_server
+from outside_packages import INSTALL_SECONDS, environment_with
 
 pytestmark = pytest.mark.outside
 
 TESTS = Path(__file__).resolve().parents[2]
-PACKAGES = TESTS / "outside_clients.txt"
 AI_SDK = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
-INSTALL_SECONDS = 540
-"""For which pip or npm may fetch them."""
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def outside() -> Path:
-    """The ``bin`` of the environment with ``PACKAGES``; skips where pip cannot fetch them."""
-    name = hashlib.sha256(sys.version.encode() + PACKAGES.read_bytes()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"troupe-clients-{name}"
-    done = folder / "installed"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-        try:
-            command = [*pip, "-r", PACKAGES]
-            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"pip cannot fetch the clients: {error.stderr.strip().splitlines()[-1]}")
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"pip has not fetched the clients in {INSTALL_SECONDS} s")
-        done.touch()
-    return folder / "bin"
+    return environment_with(TESTS / "outside_clients.txt")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from launch.validation.trial import check_agent
 from launch.workload import Workload
 from policies.agents.game import GameAgent
 from policies.learning.samples import training_samples
-from policies.sampler import SampleRequest, ScriptedSampler
+from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
 TASK = {"question": "What is 12+34?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -42,15 +42,16 @@ def play(
     rollout: RolloutFunction,
     replies: Callable[[list[Message]], str] = echo,
     requests: list[SampleRequest] | None = None,
+    sampler: Sampler | None = None,
     **limits: Any,
 ) -> Trajectory:
     """Play a rollout function on ``TASK`` as a rollout actor does, with a scripted model."""
-    scripted = ScriptedSampler(replies)
+    model = sampler or ScriptedSampler(replies)
 
     def sample(request: SampleRequest) -> Completion:
         if requests is not None:
             requests.append(request)
-        return asyncio.run(scripted.sample(request))
+        return asyncio.run(model.sample(request))
 
     pair = pair_of(None, None, rollout, {}, {})
     request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
@@ -123,6 +124,31 @@ def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
     assert requests[1].tools == [TOOL]
     assert [step.info["follows"] for step in trajectory.steps] == [None, 0]
     assert trajectory.metrics["foreign_answers"] == 0
+
+
+@pytest.mark.parametrize(("thought", "num_foreign"), [("Add.", 0), ("Subtract.", 1)])
+def test_thought_that_comes_back_within_the_text_is_matched(thought: str, num_foreign: int) -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        first = await client.openai.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+        (call,) = first.choices[0].message.tool_calls
+        content = f"<think>\n{thought}\n</think>"
+        messages.append({"role": "assistant", "content": content, "tool_calls": [call.model_dump()]})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "46"})
+        await client.openai.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+        return 1.0
+
+    trajectory = play(solve, adding)
+    assert trajectory.metrics["foreign_answers"] == num_foreign
+    assert len(training_samples(trajectory)) == 1 + num_foreign
+
+
+def test_answer_begins_without_the_space_after_its_thought() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        message = (await say(client, "a")).choices[0].message
+        return float((message.reasoning_content, message.content) == ("Add.", "46\n"))
+
+    assert play(solve, lambda messages: "<think>\nAdd.\n</think>\n\n46\n").reward == 1.0
 
 
 def test_conversations_side_by_side_are_sequences_of_their_own() -> None:

@@ -108,8 +108,11 @@ def accumulated(events: list[Json]) -> Json:
             text = ""
         elif event["type"] == "content_block_delta":
             (field,) = event["delta"].keys() - {"type"}
-            text += event["delta"][field]
             block = message["content"][event["index"]]
+            if field == "signature":
+                block[field] = event["delta"][field]
+                continue
+            text += event["delta"][field]
             block["input" if field == "partial_json" else field] = text
         elif event["type"] == "content_block_stop":
             block = message["content"][event["index"]]

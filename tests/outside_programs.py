@@ -1,0 +1,140 @@
+"""Agents in the frameworks of others, unchanged: a program that runs in an environment without Troupe.
+
+    python outside_programs.py FRAMEWORK
+
+Reads the question in ``task.txt``, answers it with a tool, and writes the answer into ``answer.txt``. The
+framework finds the model by itself, by the variables for OpenAI's or Anthropic's address and key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+INSTRUCTIONS = "Calculate with the tool."
+MODEL = "policy"
+
+
+def calculator(expression: str) -> str:
+    """Calculates.
+
+    Args:
+        expression: such as 12+34.
+    """
+    left, right = expression.split("+")
+    return str(int(left) + int(right))
+
+
+def with_agents(question: str) -> str:
+    """OpenAI's Agents SDK, by its default API, Responses."""
+    from agents import Agent, Runner, function_tool
+
+    agent = Agent(name="a", instructions=INSTRUCTIONS, model=MODEL, tools=[function_tool(calculator)])
+    return str(Runner.run_sync(agent, question).final_output)
+
+
+def with_agents_streamed(question: str) -> str:
+    """The same, with the events of each answer."""
+    from agents import Agent, Runner, function_tool
+
+    agent = Agent(name="a", instructions=INSTRUCTIONS, model=MODEL, tools=[function_tool(calculator)])
+
+    async def talk() -> str:
+        streamed = Runner.run_streamed(agent, question)
+        kinds = {event.type async for event in streamed.stream_events()}
+        assert {"raw_response_event", "run_item_stream_event"} <= kinds
+        return str(streamed.final_output)
+
+    return asyncio.run(talk())
+
+
+def with_agents_handoff(question: str) -> str:
+    """The same with two agents, the first of which hands the question over to the second."""
+    from agents import Agent, Runner, function_tool
+
+    expert = Agent(name="expert", instructions=INSTRUCTIONS, model=MODEL, tools=[function_tool(calculator)])
+    first = Agent(name="first", instructions="Hand it over.", model=MODEL, handoffs=[expert])
+    return str(Runner.run_sync(first, question).final_output)
+
+
+def with_langgraph(question: str) -> str:
+    """LangGraph's agent, which is LangChain's ``create_agent`` today, over chat."""
+    return _langgraph(question, {})
+
+
+def with_langgraph_streamed(question: str) -> str:
+    return _langgraph(question, {"streaming": True})
+
+
+def with_langgraph_responses(question: str) -> str:
+    return _langgraph(question, {"use_responses_api": True})
+
+
+def _langgraph(question: str, options: dict[str, bool]) -> str:
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=MODEL, **options)  # type: ignore[arg-type]
+    agent = create_agent(model, tools=[calculator], system_prompt=INSTRUCTIONS)
+    state = agent.invoke({"messages": [{"role": "user", "content": question}]})
+    return str(state["messages"][-1].text)
+
+
+def with_pydantic_ai(question: str) -> str:
+    """pydantic-ai over chat."""
+    return _pydantic_ai(question, f"openai-chat:{MODEL}")
+
+
+def with_pydantic_ai_responses(question: str) -> str:
+    return _pydantic_ai(question, f"openai-responses:{MODEL}")
+
+
+def with_pydantic_ai_messages(question: str) -> str:
+    return _pydantic_ai(question, f"anthropic:{MODEL}")
+
+
+def _pydantic_ai(question: str, model: str) -> str:
+    from pydantic_ai import Agent
+
+    return Agent(model, instructions=INSTRUCTIONS, tools=[calculator]).run_sync(question).output
+
+
+def with_litellm(question: str) -> str:
+    """litellm over chat."""
+    return _litellm(question, f"openai/{MODEL}")
+
+
+def with_litellm_messages(question: str) -> str:
+    return _litellm(question, f"anthropic/{MODEL}")
+
+
+def _litellm(question: str, model: str) -> str:
+    import json
+
+    import litellm
+
+    properties = {"expression": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties, "required": ["expression"]}
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": parameters}}]
+    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}]
+    while True:
+        message = litellm.completion(model=model, messages=messages, tools=tools).choices[0].message
+        if not message.tool_calls:
+            return str(message.content)
+        messages.append(message.model_dump())
+        for call in message.tool_calls:
+            result = calculator(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+
+FRAMEWORKS: dict[str, Callable[[str], str]] = {
+    name.removeprefix("with_"): value for name, value in list(globals().items()) if name.startswith("with_")
+}
+
+if __name__ == "__main__":
+    # Nothing beyond this machine is called: no traces, no list of prices.
+    os.environ |= {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    Path("answer.txt").write_text(FRAMEWORKS[sys.argv[1]](Path("task.txt").read_text()))

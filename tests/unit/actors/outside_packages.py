@@ -1,0 +1,33 @@
+"""Environments with other people's packages, which the first test that needs one makes."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+INSTALL_SECONDS = 540
+"""For which pip or npm may fetch them."""
+
+
+def environment_with(packages: Path) -> Path:
+    """Return the ``bin`` of the environment with a list of packages; skip where pip cannot fetch them."""
+    name = hashlib.sha256(sys.version.encode() + packages.read_bytes()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"troupe-clients-{name}"
+    done = folder / "installed"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        try:
+            command = [*pip, "-r", packages]
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"pip cannot fetch {packages.name}: {error.stderr.strip().splitlines()[-1]}")
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"pip has not fetched {packages.name} in {INSTALL_SECONDS} s")
+        done.touch()
+    return folder / "bin"

@@ -1,0 +1,170 @@
+"""Agents of other people as programs of rollout functions, unchanged: trained on their own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outside_packages import environment_with
+from test_rollout_function import play, processes_with
+
+from actors.gateway.client import PolicyClient
+from environments.types import Completion, Message, Trajectory
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.samples import training_samples
+from policies.sampler import Sampler, SampleRequest
+
+pytestmark = pytest.mark.outside
+
+TESTS = Path(__file__).resolve().parents[2]
+THOUGHT = "<think>\nTwo sums.\n</think>\n\n"
+ANSWER = f"{THOUGHT}It is 46."
+
+
+@pytest.fixture(scope="module")
+def outside() -> Path:
+    return environment_with(TESTS / "outside_programs.txt")
+
+
+class TemplateSampler(Sampler):
+    """A scripted model behind the chat template of Qwen3, which extends the tokens of the turn before."""
+
+    def __init__(self, folder: Path, replies: Callable[[list[Message]], str]) -> None:
+        self._tokenizer, self._replies = load_tokenizer(folder), replies
+        self._tokenizer.chat_template = (TESTS / "templates" / "qwen3.jinja").read_text()
+        self._renderer = ChatRenderer(self._tokenizer)
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        reply = self._replies(request.messages)
+        ids = (*self._renderer.encode(reply), self._renderer.eos_token_id)
+        return Completion(
+            prompt_ids=self._renderer.request_ids(request),
+            completion_ids=ids,
+            logprobs=(0.0,) * len(ids),
+            text=reply,
+            finish_reason="stop",
+        )
+
+
+def call_of(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def calculating(messages: list[Message]) -> str:
+    """Hand over if that is the task, then call the tool twice at once, and answer."""
+    if messages[0]["content"] == "Hand it over.":
+        return THOUGHT + call_of("transfer_to_expert")
+    if messages[-1]["content"] == "3":
+        return ANSWER
+    return f"{THOUGHT}{call_of('calculator', expression='12+34')}\n{call_of('calculator', expression='1+2')}"
+
+
+def check_sequences(trajectory: Trajectory, num_turns: int) -> None:
+    """Check that all turns are one sequence, in which nothing is trained but what was sampled."""
+    (sample,) = training_samples(trajectory)
+    assert len(trajectory.steps) == num_turns
+    assert sample.num_sampled_tokens == trajectory.num_sampled_tokens
+    assert trajectory.metrics == {"policy_calls": num_turns, "branches": 0.0, "foreign_answers": 0.0}
+
+
+FRAMEWORKS = (
+    *("agents", "agents_streamed", "langgraph", "langgraph_streamed", "langgraph_responses"),
+    *("pydantic_ai", "pydantic_ai_responses", "pydantic_ai_messages", "litellm", "litellm_messages"),
+)
+
+
+def play_framework(name: str, outside: Path, folder: Path) -> Trajectory:
+    keys: list[str] = []
+
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        keys.append(client.api_key)
+        # The key stands in the command too, by which processes that are left behind would be found.
+        command = [str(outside / "python"), str(TESTS / "outside_programs.py"), name, client.api_key]
+        result = client.run(command, files={"task.txt": task["question"]}, collect=["answer.txt"])
+        assert result.exit_code == 0, result.output
+        return float(result.files["answer.txt"].decode() == "It is 46.")
+
+    trajectory = play(solve, sampler=TemplateSampler(folder, calculating), max_steps=5)
+    assert trajectory.reward == 1.0
+    assert processes_with(keys[0]) == []
+    return trajectory
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_framework_trains_on_one_sequence(name: str, outside: Path, tokenizer_folder: Path) -> None:
+    check_sequences(play_framework(name, outside, tokenizer_folder), num_turns=2)
+
+
+def test_agents_that_hand_over_are_two_sequences(outside: Path, tokenizer_folder: Path) -> None:
+    trajectory = play_framework("agents_handoff", outside, tokenizer_folder)
+    assert [step.info["follows"] for step in trajectory.steps] == [None, None, 1]
+    assert trajectory.steps[1].info["branch"] == "another system prompt"
+    samples = training_samples(trajectory)
+    assert len(samples) == 2
+    assert sum(sample.num_sampled_tokens for sample in samples) == trajectory.num_sampled_tokens
+    # The second agent's history has the call of the first, which is trained in the first's sequence.
+    assert trajectory.metrics["foreign_answers"] == 2
+
+
+MINI = """
+agent:
+  system_template: You solve tasks in a shell.
+  instance_template: "{{task}} Then submit: echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+  mode: yolo
+  confirm_exit: false
+  step_limit: 5
+model:
+  cost_tracking: ignore_errors
+"""
+QUIET = {"MSWEA_CONFIGURED": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Variables by which the program neither begins with questions nor fetches a list of prices."""
+LEFT_BEHIND = "4646.5"
+"""Seconds for which a process sleeps that the agent leaves behind."""
+COMMANDS = (
+    f"echo $((12+34)) > number.txt; sleep {LEFT_BEHIND} > /dev/null 2>&1 &",
+    "cat number.txt",
+    "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
+)
+
+
+def in_a_call(command: str) -> str:
+    return f"{THOUGHT}I run it.\n{call_of('bash', command=command)}"
+
+
+def in_a_block(command: str) -> str:
+    return f"I run it.\n\n```mswea_bash_command\n{command}\n```"
+
+
+@pytest.mark.parametrize(
+    ("model", "model_class", "written"),
+    [
+        ("openai/policy", "litellm", in_a_call),
+        ("anthropic/policy", "litellm", in_a_call),
+        ("openai/policy", "litellm_textbased", in_a_block),
+    ],
+    ids=["chat", "messages", "blocks"],
+)
+def test_mini_swe_agent_trains_on_one_sequence(
+    model: str, model_class: str, written: Callable[[str], str], outside: Path, tokenizer_folder: Path
+) -> None:
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        command = [str(outside / "mini"), "-c", "mini.yaml", "-m", model, "--model-class", model_class]
+        result = client.run(
+            [*command, "-t", "Write the sum of 12 and 34 into number.txt.", "-o", "calls.json"],
+            files={"mini.yaml": MINI},
+            collect=["number.txt"],
+            environment=QUIET,
+        )
+        assert result.exit_code == 0, result.output
+        return float(result.files["number.txt"] == b"46\n")
+
+    def shell(messages: list[Message]) -> str:
+        return written(COMMANDS[sum(message["role"] == "assistant" for message in messages)])
+
+    trajectory = play(solve, sampler=TemplateSampler(tokenizer_folder, shell), max_steps=5)
+    assert trajectory.reward == 1.0
+    check_sequences(trajectory, num_turns=3)
+    assert processes_with(LEFT_BEHIND) == []
