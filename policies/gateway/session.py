@@ -172,7 +172,6 @@ class Session:
         return str(self._messages[place]["role"])
 
 
-<<<<<<< HEAD
 def _likeness(sent: Message, given: Message) -> int:
     """Return how much of what a program was sent comes back from it; 0 where that means something else.
 
@@ -191,19 +190,6 @@ def _likeness(sent: Message, given: Message) -> int:
         return 0
     has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
     return 1 + has_thought + has_ids
-=======
-def _means_same(answered: _Answered, given: Message) -> bool:
-    """Return whether a program sends back what it was told, up to white space and the form of JSON."""
-    content, calls = given.get("content") or "", _calls(given)
-    if not calls and _words(content) == _words(answered.text):
-        return True
-    thought, answer = split_thought(content)  # some programs write the thought into the text, in its marks
-    return (
-        calls == _calls(answered.message)
-        and _words(answer) == _words(answered.message.get("content"))
-        and (not thought or _words(thought) == _words(answered.message.get("reasoning_content")))
-    )
->>>>>>> hub/b-programs
 
 
 def _same_words(one: str, other: str) -> bool:
