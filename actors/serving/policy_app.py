@@ -23,7 +23,6 @@ from actors.serving.intake import PROXY_ENVIRONMENT
 from actors.serving.keys import access_keys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
-from actors.serving.stored_responses import ResponsesActor
 from actors.settings import ServedModel, ServerConfig
 from actors.timing import CONVERSATIONS_END_SECONDS, REPLICA_END_SECONDS
 from environments.errors import PartLostError, SamplerError
@@ -68,14 +67,13 @@ def policy_application(
     directory: ray.actor.ActorHandle | None = None,
     agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     pinned: Sequence[ServedModel] = (),
-    responses: ray.actor.ActorHandle | None = None,
 ) -> serve.Application:
     """The policy server as Serve runs it: for ``PolicyApp``, and for ``serve deploy``.
 
     Args:
         store: the ``WeightStore`` that the replicas follow; without one they serve ``model`` only.
-        directory: where sampling actors add themselves. A store comes with one.
-        responses: a ``ResponsesActor``; without one each replica keeps its own.
+        directory: where sampling actors add themselves, and of other actors that the replicas share. A store
+            comes with one.
 
     The others, and what is raised, are those of ``PolicyApp``.
     """
@@ -121,7 +119,7 @@ def policy_application(
     return _bind(
         PolicyServer,
         number | options,
-        *(model, config, store, directory, keys, dict(agents or {}), others, responses),
+        *(model, config, store, directory, keys, dict(agents or {}), others),
     )
 
 
@@ -161,12 +159,7 @@ class PolicyApp:
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
         self._directory = start_actor(SamplerDirectory, **beside_driver())
-        # Only clients over HTTP have responses that are kept.
-        served = config.http_port is not None
-        self._responses = start_actor(ResponsesActor, **beside_driver()) if served else None
-        self._bound = policy_application(
-            model, config, store, self._directory, self.agents, pinned, self._responses
-        )
+        self._bound = policy_application(model, config, store, self._directory, self.agents, pinned)
         self._config, self._store = config, store
 
     def start(self) -> None:
@@ -224,6 +217,5 @@ class PolicyApp:
         self.end_conversations()
         with suppress(RayServeException):  # no Serve
             serve.delete(self.name)
-        for actor in (self._directory, self._responses, *self.agents.values()):
-            if actor is not None:
-                ray.kill(actor)
+        for actor in (self._directory, *self.agents.values()):
+            ray.kill(actor)

@@ -96,7 +96,6 @@ class PolicyServer:
         keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
         pinned: Mapping[str, tuple[ServedModel, DeploymentHandle]] | None = None,
-        responses: ray.actor.ActorHandle | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -111,7 +110,7 @@ class PolicyServer:
         self._engine, parser, split = await started_engine(model, config, store, tokenizer)
         self._read_calls = CallReader(renderer, tokenizer, split)
         self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
-        self.responses = SharedResponses(responses)
+        self.responses = SharedResponses(directory)
         self.openai = OpenAIFrontend(
             model.name,
             renderer,

@@ -47,11 +47,13 @@ class SharedResponses:
     """A replica's way to the responses.
 
     Args:
-        actor: has them; without one they are this replica's own.
+        directory: the ``SamplerDirectory``, which has the actor with them; without one they are this
+            replica's own.
     """
 
-    def __init__(self, actor: ray.actor.ActorHandle | None) -> None:
-        self._actor: Any = actor
+    def __init__(self, directory: ray.actor.ActorHandle | None) -> None:
+        self._directory: Any = directory
+        self._actor: Any = None  # most servers never need it
         self._own = StoredResponses()
 
     async def keep(self, owner: str, response: Json, conversation: Sequence[Json]) -> None:
@@ -68,9 +70,11 @@ class SharedResponses:
         return bool(await self._call("forget", owner, response_id))
 
     async def _call(self, method: str, *arguments: object) -> Any:
-        if self._actor is None:
+        if self._directory is None:
             return getattr(self._own, method)(*arguments)
         try:
+            if self._actor is None:
+                self._actor = await self._directory.shared.remote("responses", ResponsesActor)
             return await getattr(self._actor, method).remote(*arguments)
         except RayError as error:
             raise UnavailableError(
