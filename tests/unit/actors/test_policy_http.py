@@ -28,6 +28,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
+from actors.serving.stored_responses import StoredResponses
 from actors.settings import AgentsConfig, RecordingConfig, ServedModel, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
@@ -58,6 +59,7 @@ class QuietActor:
         self.transport = SimpleNamespace(remote=self._transport)
         self.newest = SimpleNamespace(remote=self._nothing)
         self.newer_than = self.added_after = SimpleNamespace(remote=self._never)
+        self.shared = SimpleNamespace(remote=self._shared)
 
     async def _transport(self) -> WeightTransport:
         return ObjectStoreTransport("")
@@ -67,6 +69,15 @@ class QuietActor:
 
     async def _never(self, _: int) -> None:
         await asyncio.Event().wait()
+
+    async def _shared(self, _: str, __: Any) -> Any:
+        kept = StoredResponses()
+
+        async def call(method: str, *arguments: Any) -> Any:
+            return getattr(kept, method)(*arguments)
+
+        methods = ("keep", "kept", "forget")
+        return SimpleNamespace(**{each: SimpleNamespace(remote=partial(call, each)) for each in methods})
 
 
 def scripted(**options: Any) -> EngineConfig:
