@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
+from actors.gateway.client import MODEL
 from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
 from environments.errors import TroupeError
@@ -88,7 +89,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "troupe"}
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "troupe"}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _answer(self, request: Request) -> Response:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport, WeightTransportError
+from environments.disk import sync
 from environments.errors import ConfigError
 from policies.engines.weights import BUCKET_BYTES, WeightBucket, pack
 
@@ -121,7 +122,7 @@ class FileTransport(WeightTransport):
         for left in self._folder.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         _write(self._folder / OWNER, self._owner.encode())
-        _sync(self._folder)
+        sync(self._folder)
 
     def _keep(self, version: int, location: Path) -> str:
         if location.parent != self._folder:
@@ -139,11 +140,11 @@ class FileTransport(WeightTransport):
 
     def _finish(self, unfinished: Path, version: int) -> str:
         final = self._folder / f"version-{version:06d}"
-        _sync(unfinished)
+        sync(unfinished)
         if final.exists():  # no store has heard of it: a rank was lost before it could say that it was done
             self._put_away(final)
         unfinished.rename(final)
-        _sync(self._folder)
+        sync(self._folder)
         return str(final)
 
     def _put_away(self, folder: Path) -> None:
@@ -186,15 +187,6 @@ def _write(path: Path, content: bytes) -> str:
         file.flush()
         os.fsync(file.fileno())
     return hashlib.sha256(content).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _link_or_copy(source: str, target: str) -> None:

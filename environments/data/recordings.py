@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.disk import sync
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
@@ -190,7 +191,7 @@ class Recordings:
                 self._path(each).unlink(missing_ok=True)
             deleted += newest
             newest = [each.answer_id for each in _answers(self.folder) if each.after in newest]
-        _sync(self.folder / ANSWERS)
+        sync(self.folder / ANSWERS)
         uses = [each for each in _readings(self.folder) if not set(deleted).isdisjoint(each.answers)]
         return Deletion(answers=deleted, readings=uses)
 
@@ -324,13 +325,4 @@ def _create(path: Path, *lines: Json, replaces: bool = False) -> None:
             os.link(temporary, path)  # unlike a renaming, it fails where there is one
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Bring the names in ``folder`` to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

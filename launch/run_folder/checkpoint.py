@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.disk import sync
 from environments.errors import ConfigError
 from environments.types import JudgedBy, Trajectory
 
@@ -244,7 +245,7 @@ class CheckpointFolder:
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         temporary.rename(final)
-        _sync(self._directory)
+        sync(self._directory)
         return final
 
     def _link_latest(self, name: str) -> None:
@@ -256,14 +257,14 @@ class CheckpointFolder:
             self._write_pointer(LATEST, name)
             return
         os.replace(temporary, self._directory / LATEST)
-        _sync(self._directory)
+        sync(self._directory)
 
     def _write_pointer(self, pointer: str, text: str) -> None:
         temporary = self._directory / f".{pointer}.tmp"
         temporary.write_text(text + "\n", encoding="utf-8")
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, self._directory / pointer)
-        _sync(self._directory)
+        sync(self._directory)
 
     def _best(self) -> tuple[str, str, float] | None:
         """Name, metric and value of the best checkpoint, if it is there."""
@@ -347,7 +348,7 @@ def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> No
     )
     (folder / STATE).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     for path in (*paths, folder / STATE, folder):
-        _sync(path)
+        sync(path)
 
 
 def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
@@ -373,15 +374,6 @@ def _check(checkpoint: Path, files: dict[str, FileDigest]) -> None:
     for name, found in _digests(checkpoint, list(files)).items():
         if found != files[name]:
             raise ValueError(f"{name} is not what was written: its SHA-256 differs")
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or what a folder lists, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
