@@ -42,6 +42,14 @@ def ray_cluster() -> None:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def light_workers(request: pytest.FixtureRequest) -> None:
+    """What a test module sends to Ray's workers comes as it is: they need not import the module with all it imports."""
+    from ray.cloudpickle import register_pickle_by_value
+
+    register_pickle_by_value(request.module)
+
+
 @pytest.fixture(scope="session")
 def serve_port(ray_cluster: None) -> int:
     """Where Serve's proxy listens. It starts with Serve or never: so before any application."""
