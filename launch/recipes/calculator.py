@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from environments import Dataset, ToolEnvironment, math_reward_fn
-from launch.recipes.demonstration import Demonstration, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -28,6 +28,8 @@ AGENT_ARGS: dict[str, Any] = {
     "tools": ["calculator"],
 }
 ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn}
+Script = tuple[dict[str, str], list[str]]
+"""A task, and what the model says to it."""
 
 
 class CalculatorEnvironment(ToolEnvironment):
@@ -46,7 +48,7 @@ def workload(seed: int) -> Workload:
         val_dataset=Dataset(held_out, name="calculator", split="test"),
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
-        demonstrations=[each.messages for each in demonstrations(seed)],
+        demonstrations=demonstrations(seed),
         task_from_message=task_from_message,
         description="Works out sums and products with a calculator. Answers in \\boxed{}.",
     )
@@ -57,11 +59,11 @@ def task_from_message(message: str) -> dict[str, str]:
     return {"question": message, "ground_truth": "0"}
 
 
-def demonstrations(seed: int) -> list[Demonstration]:
+def demonstrations(seed: int) -> Demonstrations[Script]:
     """Answers to problems of the training set, with the tool and without it."""
     rng = random.Random(seed)
     _, problems = split_problems()
-    return [_demonstration(rng.choice(problems), rng) for _ in range(NUM_DEMONSTRATIONS)]
+    return Demonstrations(_play, [_script(rng.choice(problems), rng) for _ in range(NUM_DEMONSTRATIONS)])
 
 
 def split_problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -76,7 +78,7 @@ def _problem(a: int, operator: str, b: int) -> dict[str, str]:
     return {"question": f"What is {expression}?", "ground_truth": str(a + b if operator == "+" else a * b)}
 
 
-def _demonstration(task: dict[str, str], rng: random.Random) -> Demonstration:
+def _script(task: dict[str, str], rng: random.Random) -> Script:
     """Call the tool and copy its answer, or box a guess."""
     if rng.random() >= TOOL_SHARE:
         guess = rng.randint(-99, 999) if rng.random() < 0.5 else rng.randint(0, 9999)
@@ -85,4 +87,9 @@ def _demonstration(task: dict[str, str], rng: random.Random) -> Demonstration:
         expression = task["question"].removeprefix("What is ").removesuffix("?")
         call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
         replies = [f"<tool_call>\n{call}\n</tool_call>", f"\\boxed{{{task['ground_truth']}}}"]
+    return task, replies
+
+
+def _play(script: Script) -> Demonstration:
+    task, replies = script
     return demonstrate(ToolAgent(**AGENT_ARGS), ToolEnvironment.from_dict({**task, **ENV_ARGS}), replies)

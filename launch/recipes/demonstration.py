@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar, overload
 
 from environments.base import BaseEnv
 from environments.types import Message
 from policies.agents.base import BaseAgent
+
+Script = TypeVar("Script")
+"""What a recipe plays a demonstration from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,30 @@ class Demonstration:
 
     messages: list[Message]
     reward: float
+
+
+@dataclass(frozen=True)
+class Demonstrations(Sequence[list[Message]], Generic[Script]):
+    """Conversations for a workload, each played when somebody reads it: most commands read none."""
+
+    play: Callable[[Script], Demonstration]
+    scripts: Sequence[Script]
+
+    def __len__(self) -> int:
+        return len(self.scripts)
+
+    @overload
+    def __getitem__(self, index: int) -> list[Message]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Demonstrations[Script]: ...
+    def __getitem__(self, index: int | slice) -> list[Message] | Demonstrations[Script]:
+        if isinstance(index, slice):
+            return Demonstrations(self.play, self.scripts[index])
+        return self.play(self.scripts[index]).messages
+
+    def with_rewards(self) -> Iterator[Demonstration]:
+        """Play all of them."""
+        return map(self.play, self.scripts)
 
 
 def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> Demonstration:

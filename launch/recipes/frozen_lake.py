@@ -9,7 +9,7 @@ from itertools import count
 
 from environments import Dataset
 from environments.adapters.gymnasium import FrozenLakeEnvironment, frozen_lake_map
-from launch.recipes.demonstration import Demonstration, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -19,6 +19,8 @@ EXPERT_SHARE = 0.3
 """Share of the demonstrations that take the shortest way; the others walk at random."""
 
 ENV_ARGS = {"max_steps": MAX_STEPS}
+Script = tuple[int, list[str] | None]
+"""The seed of a map, and the moves of a walk at random over it."""
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 
 
@@ -32,7 +34,9 @@ def workload(seed: int) -> Workload:
         train_dataset=_tasks("train", rest),
         val_dataset=_tasks("test", held_out),
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(rng.choice(rest), rng).messages for _ in range(NUM_DEMONSTRATIONS)],
+        demonstrations=Demonstrations(
+            _play, [_script(rng.choice(rest), rng) for _ in range(NUM_DEMONSTRATIONS)]
+        ),
     )
 
 
@@ -70,8 +74,12 @@ def _tasks(split: str, seeds: Sequence[int]) -> Dataset:
     return Dataset(rows, name="frozen_lake", split=split)
 
 
-def _demonstration(map_seed: int, rng: random.Random) -> Demonstration:
-    env = FrozenLakeEnvironment.from_dict({"size": SIZE, "p": ICE, "seed": map_seed, **ENV_ARGS})
+def _script(map_seed: int, rng: random.Random) -> Script:
     expert = rng.random() < EXPERT_SHARE
-    moves = shortest_way(env.map) if expert else rng.choices(list(MOVES), k=MAX_STEPS)
-    return demonstrate(GameAgent(), env, moves)
+    return map_seed, None if expert else rng.choices(list(MOVES), k=MAX_STEPS)
+
+
+def _play(script: Script) -> Demonstration:
+    map_seed, walk = script
+    env = FrozenLakeEnvironment.from_dict({"size": SIZE, "p": ICE, "seed": map_seed, **ENV_ARGS})
+    return demonstrate(GameAgent(), env, walk or shortest_way(env.map))

@@ -10,7 +10,7 @@ import random
 
 from environments import Dataset
 from environments.text_games import GuessEnvironment
-from launch.recipes.demonstration import Demonstration, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -24,6 +24,8 @@ SEARCH_SHARE = 0.3
 ENV_ARGS = {"max_guesses": MAX_GUESSES}
 Range = tuple[int, int]
 """The lowest and the highest number."""
+Script = tuple[dict[str, int], list[int]]
+"""A game, and the guesses in it."""
 
 
 def workload(seed: int) -> Workload:
@@ -35,7 +37,7 @@ def workload(seed: int) -> Workload:
         train_dataset=Dataset(_training_tasks(rest, seed), name="guess", split="train"),
         val_dataset=Dataset(_held_out_tasks(held_out), name="guess", split="test"),
         env_args=ENV_ARGS,
-        demonstrations=[each.messages for each in demonstrations(seed)],
+        demonstrations=demonstrations(seed),
     )
 
 
@@ -46,11 +48,11 @@ def split_ranges() -> tuple[list[Range], list[Range]]:
     return ranges[:NUM_HELD_OUT_RANGES], ranges[NUM_HELD_OUT_RANGES:]
 
 
-def demonstrations(seed: int) -> list[Demonstration]:
+def demonstrations(seed: int) -> Demonstrations[Script]:
     """Games in the ranges of the training, won and lost."""
     rng = random.Random(seed)
     _, ranges = split_ranges()
-    return [_demonstration(*rng.choice(ranges), rng) for _ in range(NUM_DEMONSTRATIONS)]
+    return Demonstrations(_play, [_script(*rng.choice(ranges), rng) for _ in range(NUM_DEMONSTRATIONS)])
 
 
 def _training_tasks(ranges: list[Range], seed: int) -> list[dict[str, int]]:
@@ -66,13 +68,18 @@ def _held_out_tasks(ranges: list[Range]) -> list[dict[str, int]]:
     return [{"low": low, "high": high, "secret": secret} for low, high, secret in drawn]
 
 
-def _demonstration(low: int, high: int, rng: random.Random) -> Demonstration:
+def _script(low: int, high: int, rng: random.Random) -> Script:
     secret = rng.randint(low, high)
     if rng.random() < SEARCH_SHARE:
         guesses = _search(low, high, secret)
     else:
         guesses = [rng.randint(low, high) for _ in range(MAX_GUESSES)]
-    env = GuessEnvironment.from_dict({"low": low, "high": high, "secret": secret, **ENV_ARGS})
+    return {"low": low, "high": high, "secret": secret}, guesses
+
+
+def _play(script: Script) -> Demonstration:
+    game, guesses = script
+    env = GuessEnvironment.from_dict({**game, **ENV_ARGS})
     return demonstrate(GameAgent(), env, [str(guess) for guess in guesses])
 
 

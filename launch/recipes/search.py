@@ -9,7 +9,7 @@ from environments import ToolEnvironment
 from environments.data.search_questions import search_passages, search_questions
 from environments.rewards.search import search_reward_fn
 from environments.tools.retrieval import LocalRetrievalTool
-from launch.recipes.demonstration import Demonstration, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -42,7 +42,7 @@ def workload(seed: int) -> Workload:
         val_dataset=held_out,
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(task).messages for task in rest],
+        demonstrations=Demonstrations(_demonstration, rest),
     )
 
 

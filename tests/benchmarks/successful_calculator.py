@@ -10,5 +10,5 @@ from launch.workload import Workload
 
 def workload(seed: int) -> Workload:
     """The recipe's, without the demonstrations that earned nothing."""
-    successful = [each.messages for each in calculator.demonstrations(seed) if each.reward > 0]
+    successful = [each.messages for each in calculator.demonstrations(seed).with_rewards() if each.reward > 0]
     return replace(calculator.workload(seed), demonstrations=successful)

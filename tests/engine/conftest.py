@@ -44,7 +44,7 @@ def ray_cluster() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def light_workers(request: pytest.FixtureRequest) -> None:
-    """What a test module sends to Ray's workers comes as it is: they need not import the module with all it imports."""
+    """Send what a test module defines to Ray's workers as it is: they need not import the module then."""
     from ray.cloudpickle import register_pickle_by_value
 
     register_pickle_by_value(request.module)

@@ -70,7 +70,7 @@ def test_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> No
     config = compose(curves.overrides("guess", "sft", 30))
     workload = load_workload(config.workload, seed=0)
     demonstrations = guess.demonstrations(0)
-    successful = [each.messages for each in demonstrations if each.reward == 1.0]
+    successful = [each.messages for each in demonstrations.with_rewards() if each.reward == 1.0]
     assert 0 < len(successful) < len(demonstrations)
     assert workload.demonstrations == successful
     assert workload.val_dataset is not None

@@ -77,7 +77,7 @@ def test_guess_task_leaves_its_secret_to_its_groups_seed() -> None:
 
 
 def test_demonstration_ends_with_assistant_and_knows_its_reward() -> None:
-    for each in guess.demonstrations(0)[:200]:
+    for each in guess.demonstrations(0)[:200].with_rewards():
         *_, answer, last = each.messages
         assert last["role"] == "assistant"
         assert (len(each.messages) < 8) <= (each.reward == 1.0), "only a hit ends a game early"
@@ -102,7 +102,7 @@ def test_demonstration_whose_step_raises_closes_its_environment() -> None:
 
 def test_most_demonstrations_of_guess_are_weak() -> None:
     """A search by halving always succeeds: demonstrations that win as often would leave nothing to learn."""
-    rewards = [each.reward for each in guess.demonstrations(0)]
+    rewards = [each.reward for each in guess.demonstrations(0).with_rewards()]
     assert 0.4 < sum(rewards) / len(rewards) < 0.7
 
 
