@@ -12,7 +12,6 @@ from signal import SIGKILL
 
 import pytest
 
-from environments.errors import TroupeError
 from launch.health.members import members
 from launch.run_folder.consumed_log import read_consumed_log
 from launch.settings.compose import compose
@@ -22,13 +21,12 @@ from launch.workload import load_workload
 NUM_STEPS, NUM_GROUPS, GROUP_SIZE = 8, 2, 2
 
 
-def train(directory: Path, model: Path, max_recoveries: int) -> None:
-    """One run, asynchronous, on the session's Ray: a call with the same folder goes on where it stopped."""
+def train(directory: Path, model: Path) -> None:
+    """One run, asynchronous, on the session's Ray."""
     config = compose(
         [
             "recipe=calculator",
             f"run.directory={directory}",
-            "run.resume=true",
             f"run.num_steps={NUM_STEPS}",
             "run.checkpoint_every=2",
             f"model.path={model}",
@@ -40,7 +38,7 @@ def train(directory: Path, model: Path, max_recoveries: int) -> None:
             "rollout.max_staleness=2",
             "fleet.num_actors=4",
             "algorithm.entropy_coef=0.01",
-            f"run.max_recoveries={max_recoveries}",
+            "run.max_recoveries=1",
         ]
     )
     run_training(config, load_workload(config.workload, config.seed))
@@ -48,9 +46,8 @@ def train(directory: Path, model: Path, max_recoveries: int) -> None:
 
 @dataclass
 class Struck:
-    """A learner that was killed at ``at``, and who played and sampled before that and an update later."""
+    """A learner that was killed, and who played and sampled before that and an update later."""
 
-    at: float
     before: set[int]
     after: set[int] = field(default_factory=set)
 
@@ -60,7 +57,7 @@ def kill_at_step(step: int, directory: Path, spared: set[int], struck: list[Stru
     while len(read_consumed_log(directory)) < step:
         time.sleep(0.05)
     (learner,) = pids("learner") - spared
-    struck.append(Struck(time.monotonic(), pids("fleet", "replica", "actor")))
+    struck.append(Struck(pids("fleet", "replica", "actor")))
     os.kill(learner, SIGKILL)
     while len(read_consumed_log(directory)) <= step:
         time.sleep(0.05)
@@ -71,22 +68,17 @@ def pids(*roles: str) -> set[int]:
     return {member.pid for member in members(below=os.getpid()) if member.role in roles}
 
 
-def test_killed_learner_ends_the_run_or_is_rebuilt(
+def test_killed_learner_is_rebuilt_while_all_others_go_on(
     ray_cluster: None, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spared, struck = pids("learner"), list[Struck]()
-    killer = threading.Thread(target=kill_at_step, args=(3, tmp_path, spared, struck), daemon=True)
-    killer.start()
-    with pytest.raises(TroupeError, match=r"LearnerWorker.*has died"):
-        train(tmp_path, tiny_model, max_recoveries=0)
-    assert time.monotonic() - struck[0].at < 60, "without the notice of its death 120"
-
     killer = threading.Thread(target=kill_at_step, args=(5, tmp_path, spared, struck), daemon=True)
     killer.start()
-    train(tmp_path, tiny_model, max_recoveries=1)
+    train(tmp_path, tiny_model)
     killer.join(60)
+    (learner,) = struck
     # One that was still starting may have come since.
-    assert struck[1].before <= struck[1].after, "engines and rollout actors are the same processes"
+    assert learner.before <= learner.after, "engines and rollout actors are the same processes"
     said = capsys.readouterr().out
     assert "The learner is being rebuilt; engines and rollout actors go on." in said
     assert re.search(

@@ -28,7 +28,6 @@ from openai.types.chat import ChatCompletion
 from shown_programs import SHOP
 
 from launch.reporting.tracker import read_metrics
-from launch.run_folder.checkpoint import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("environments", "policies", "actors", "launch")
@@ -140,17 +139,6 @@ def test_installed_command_knows_its_recipes_in_any_folder(installed: Path, fore
     for choice in ("recipe=calculator", "workload=my_workload"):
         refused = run(installed / "troupe", "train", choice, "rollout.group_size=1", cwd=foreign)
         assert (refused.returncode, "rollout.group_size=1" in refused.stderr) == (2, True), refused.stderr
-
-
-def test_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
-    """By supervised learning alone, which is evaluated and kept; the submitted job reinforces."""
-    supervised = ["stages=[warm_start]", "warm_start.num_steps=5", "run.directory=run"]
-    trained = run(installed / "troupe", "train", *SMALL, *supervised, cwd=foreign)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
-    (evaluation,) = read_metrics(foreign / "run")
-    assert evaluation["step"] == 0 and "eval/reward_mean" in evaluation
-    assert CheckpointFolder(foreign / "run", 1).latest() is not None
-    assert_played(notes=foreign.parent, installed=installed)
 
 
 def test_submitted_job_trains_what_is_in_its_working_directory(

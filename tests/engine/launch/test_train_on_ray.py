@@ -239,9 +239,13 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
 
 
-def test_two_ranks_and_replicas_train_by_a_users_algorithm(ray_cluster: None, tmp_path: Path) -> None:
-    small_run(
+def test_two_ranks_train_a_users_rollout_function_by_a_users_algorithm(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    """And two replicas sample for it; what is learned from has the tokens that they have sampled."""
+    config = small_run(
         tmp_path,
+        "workload=own_rollout",
         "run.num_steps=2",
         "learner.num_workers=2",
         "server.num_replicas=2",
@@ -256,18 +260,10 @@ def test_two_ranks_and_replicas_train_by_a_users_algorithm(ray_cluster: None, tm
     assert [each["step"] for each in steps] == [1, 2]
     assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
     assert all(each["learn/grad_norm"] > 0 for each in steps)
-    # Of the users' own estimator and loss:
+    # Of the user's own estimator and loss:
     assert all(each["learn/advantage_max"] == 3 * each["rollout/reward_max"] for each in steps)
     assert not any("learn/clip_fraction" in each for each in steps)
-
-
-def test_rollout_function_trains_with_exact_tokens(ray_cluster: None, tmp_path: Path) -> None:
-    config = small_run(tmp_path, "workload=own_rollout", "run.num_steps=2")
-
-    steps = [each for each in read_metrics(tmp_path) if "learn/loss" in each]
-    assert [each["step"] for each in steps] == [1, 2]
-    assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
-    assert all(each["learn/grad_norm"] > 0 for each in steps)
+    # Of the user's own function:
     assert all(each["rollout/foreign_answers"] == each["rollout/branches"] == 0 for each in steps)
     trajectories = [each.trajectory for step in (1, 2) for each in read_kept(tmp_path, TRAIN, step)]
     assert len(trajectories) == 2 * config.rollout.groups_per_step * config.rollout.group_size

@@ -102,6 +102,7 @@ def test_two_trainings_end_on_a_cluster_for_one_and_a_half(tmp_path: Path) -> No
             status.touch()
             while "waits for room: 1.54 Ray CPUs" not in status.read_text():
                 assert [each.poll() for each in programs] == [None, None], [log.read_text() for log in logs]
+                time.sleep(3)  # it is a heavy program to start, beside those that it is about
                 program(status, environment, "-m", "launch.status").wait()
             assert [each.wait(timeout=600) for each in programs] == [0, 0], [log.read_text() for log in logs]
         finally:

@@ -1,4 +1,4 @@
-"""Twenty updates on recorded rollouts, beside a learner that is written from the papers: the same weights.
+"""Ten updates on recorded rollouts, beside a learner that is written from the papers: the same weights.
 
 The policy starts up to 8 nats away from its reference, and where the recorded log-probabilities are the old
 ones the ratio is up to e^8: all clips are reached.
@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
 ]
 
-NUM_UPDATES = 20
+NUM_UPDATES = 10
 TOLERANCE = 1e-5
 """Our weights are in float32, the oracle's in float64."""
 MICRO_BATCH_TOKENS = 40
