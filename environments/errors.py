@@ -39,6 +39,10 @@ class LogprobError(SamplerError):
     """An engine or server returned a log-probability that is not finite. The next request may succeed."""
 
 
+class WeightsError(TroupeError):
+    """Published weights cannot be read, or are not all that an engine has."""
+
+
 class LearnerError(TroupeError):
     """The learner was given a batch that it cannot learn from, or its numbers left the finite range."""
 

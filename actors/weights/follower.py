@@ -11,7 +11,7 @@ import ray
 from actors.timing import FETCH_RETRY_SECONDS, MISSING_VERSION_SECONDS
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
-from environments.errors import ConfigError, SamplerError
+from environments.errors import ConfigError, SamplerError, WeightsError
 from policies.engines.base import Engine
 
 
@@ -57,7 +57,7 @@ class WeightFollower:
 
         Raises:
             ActorDiedError: the store is gone, and the program that has made it.
-            WeightTransportError: the newest version cannot be read.
+            WeightsError: the newest version cannot be read, or is not all that the engine has.
         """
         try:
             while True:
@@ -88,7 +88,7 @@ class WeightFollower:
                 return
             try:
                 await self._fetch(weights)
-            except WeightTransportError as error:
+            except WeightsError as error:
                 await self._store.report.remote(error)
                 raise
         self._on_loaded()

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from environments.errors import ConfigError, TroupeError
+from environments.errors import ConfigError, WeightsError
 from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
 
@@ -21,7 +21,7 @@ TRANSPORTS = {
 }
 
 
-class WeightTransportError(TroupeError):
+class WeightTransportError(WeightsError):
     """Published weights cannot be read."""
 
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.errors import ConfigError, PromptTooLongError, SamplerError, WeightsError
 from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
 from policies.engines.vllm_settings import (
@@ -89,6 +89,9 @@ class VLLMEngine(Engine):
 
         ``cache_after_publish`` says what becomes of their keys and values. A load that fails leaves the
         engine with a mixture of weights: it counts as lost then.
+
+        Raises:
+            WeightsError: they are not all that the model has.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -103,6 +106,8 @@ class VLLMEngine(Engine):
         finished, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
+        if isinstance(self._failure, WeightsError):
+            raise self._failure
         if done not in finished:
             self.check_alive()
 
@@ -381,14 +386,20 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     vLLM packs linear weights when it loads a model, so they are loaded layer by layer through the same
     path. On a CPU a tied output layer owns a packed copy of the embedding which that path forgets:
     without the last loop it would silently keep the old weights.
+
+    Raises:
+        WeightsError: the buckets lack a weight of the model. A quantized one has others than were published.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     runner = worker.model_runner
+    missing = {name for name, _ in runner.model.named_parameters()}
     initialize_layerwise_reload(runner.model)
     for bucket in buckets:
-        runner.model.load_weights(bucket.tensors())
+        missing -= runner.model.load_weights(bucket.tensors())
+    if missing and runner.model_config.quantization is None:
+        raise WeightsError(f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them.")
     finalize_layerwise_reload(runner.model, runner.model_config)
     for module in runner.model.modules():
         if isinstance(module, VocabParallelEmbedding):

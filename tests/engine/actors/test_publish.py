@@ -19,6 +19,7 @@ from transformers_reference import greedy, load, perturbed, token_logprobs, weig
 
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
+from environments.errors import TroupeError
 from environments.types import Completion
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -227,6 +228,15 @@ def test_three_publishes_in_a_generation_that_keeps_its_cache(late_policy: Serve
     assert_versions_are_right(models, completions, kept)
     with pytest.raises(AssertionError):  # the other choice is another computation
         assert_versions_are_right(models, completions, recomputed)
+
+
+def test_publish_that_lacks_a_weight_is_an_error_that_names_it(late_policy: ServedPolicy) -> None:
+    """The last one of its engines, which it ends."""
+    weights = weights_of(late_policy.model_path)
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    publish(late_policy.store, weights)
+    with pytest.raises(TroupeError, match=r"published weights lack model\.layers\.0\.self_attn\.qkv_proj"):
+        wait_until(lambda: late_policy.app.check_replicas() is not None)
 
 
 def num_running(sampler: Any) -> int:
