@@ -7,19 +7,22 @@
                   └── it polls no more (a lease) ──┘     after MAX_ATTEMPTS leases, or without any replica
                                                          for REQUEST_WAIT_SECONDS: SamplerError
 
+Those that wait stand in lines: a conversation's next request in that of the replica that has its prefix,
+others in one for the version that they need. So a poll costs what it hands out and a look at each replica,
+however many go on waiting.
+
 Plain asyncio: the sampling actor owns a queue, ``QueueWorker`` is a replica's side of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import math
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from actors.timing import GATHER_REQUESTS_SECONDS, LEASE_SECONDS, REQUEST_WAIT_SECONDS
@@ -62,12 +65,18 @@ class Assignment:
 class _QueuedRequest:
     request: TokenRequest
     answer: asyncio.Future[TokenOutput]
+    line: _Line | None = None
+    """Where it waits."""
     waited: float = 0.0
     """Seconds without a live replica."""
     ticket: str = ""
     holder: _Replica | None = None
     lost: list[str] = field(default_factory=list)
     """Replicas that were lost while they had it."""
+
+
+_Line = OrderedDict[_QueuedRequest, None]
+"""Requests that wait, in their order; any of them may leave."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +89,8 @@ class _Replica:
     num_answered: int = 0
     held: dict[str, _QueuedRequest] = field(default_factory=dict)
     """Requests by ticket."""
+    line: _Line = field(default_factory=OrderedDict)
+    """Requests of conversations that it has answered before."""
     revoked: list[str] = field(default_factory=list)
     poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
     """Future of its poll, while that waits for requests."""
@@ -87,6 +98,31 @@ class _Replica:
     @property
     def is_polling(self) -> bool:
         return self.poll is not None and not self.poll.done()
+
+
+_Batch = list[tuple[str, TokenRequest]]
+"""What a poll is answered with: requests with their tickets."""
+_Batches = dict[_Replica, _Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """The replicas among which requests are split, in the order in which they came."""
+
+    polls_soon: Collection[_Replica]
+    """Those that poll, or will in a moment."""
+    still_loads: Collection[_Replica]
+    """Those that do not have the newest version, and are not late."""
+    loads: dict[_Replica, int]
+    """How many requests each of both has, with those of this round that fall to it."""
+
+    def able(self, needed: int) -> list[_Replica]:
+        """Those that serve version ``needed``, or will."""
+        return [
+            each
+            for each in self.loads
+            if each in (self.polls_soon if each.version >= needed else self.still_loads)
+        ]
 
 
 class RequestQueue:
@@ -110,7 +146,8 @@ class RequestQueue:
         self._name = name
         self._lease_seconds, self._patience_seconds = lease_seconds, patience_seconds
         self._hold_seconds = lease_seconds / 6
-        self._waiting: deque[_QueuedRequest] = deque()
+        self._lines: dict[int, _Line] = {}
+        """Requests that any replica may answer, by the oldest version that may."""
         self._replicas: dict[str, _Replica] = {}
         self._session_replicas: OrderedDict[str, _Replica] = OrderedDict()
         # No two queues have a ticket in common: an actor that was started anew gets answers to old ones.
@@ -139,7 +176,7 @@ class RequestQueue:
         self._keep_watch()
         loop = asyncio.get_running_loop()
         queued = _QueuedRequest(request, loop.create_future())
-        self._waiting.append(queued)
+        _append(queued, self._line_of(queued))
         if not self._gathering:
             self._gathering = True
             loop.call_later(GATHER_REQUESTS_SECONDS if self._all_are_busy() else 0, self._gathered)
@@ -149,9 +186,23 @@ class RequestQueue:
             if queued.holder is not None:
                 queued.holder.revoked.append(queued.ticket)
                 self._take_back(queued)
-            elif queued in self._waiting:
-                self._waiting.remove(queued)
+            elif queued.line is not None:
+                del queued.line[queued]
             raise
+
+    def _line_of(self, queued: _QueuedRequest) -> _Line:
+        """The line of its conversation's replica, or of the version that it needs."""
+        usual = self._session_replicas.get(queued.request.session_id)
+        if usual is not None and usual.is_live:
+            return usual.line
+        return self._lines.setdefault(queued.request.min_version, OrderedDict())
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(map(len, self._all_lines()))
+
+    def _all_lines(self) -> list[_Line]:
+        return [*self._lines.values(), *(each.line for each in self._replicas.values())]
 
     def _all_are_busy(self) -> bool:
         loads = [_load(replica) for replica in self._replicas.values() if replica.is_live]
@@ -216,29 +267,21 @@ class RequestQueue:
 
     def _hand_out(self) -> None:
         """Give the waiting requests to the replicas that poll, to each those that fall to it."""
-        batches: dict[_Replica, list[tuple[str, TokenRequest]]] = {
+        batches: _Batches = {
             replica: [] for replica in self._replicas.values() if replica.is_live and replica.is_polling
         }
-        if not batches or not self._waiting:
+        if not batches or not self._num_waiting:
             return
-        chosen = self._split_evenly()
-        waiting, self._waiting = self._waiting, deque()
-        for queued in waiting:
-            replica = chosen.get(queued)
-            if replica not in batches or replica.version < queued.request.min_version:
-                self._waiting.append(queued)
-                continue
-            self._remember(queued.request.session_id, replica)
-            queued.ticket, queued.holder = next(self._tickets), replica
-            replica.held[queued.ticket] = queued
-            batches[replica].append((queued.ticket, queued.request))
+        crowd = self._crowd()
+        lost = self._give_conversations(crowd, batches)
+        self._give_by_version(crowd, batches)
+        self._give_lost_conversations(lost, crowd, batches)
         for replica, batch in batches.items():
             if batch and replica.poll is not None:
                 replica.poll.set_result(batch)
                 replica.poll = None
 
-    def _split_evenly(self) -> dict[_QueuedRequest, _Replica]:
-        """The replica that each waiting request falls to, which may still load its version, or poll soon."""
+    def _crowd(self) -> _Crowd:
         now = time.monotonic()
         is_late = now > self._newest_since + self._lease_seconds
         live = [replica for replica in self._replicas.values() if replica.is_live]
@@ -247,34 +290,63 @@ class RequestQueue:
         }
         still_loads = {each for each in live if each.version < self._newest_version and not is_late}
         loads = {each: len(each.held) for each in live if each in polls_soon or each in still_loads}
-        share = -(-(len(self._waiting) + sum(loads.values())) // len(loads))
+        return _Crowd(polls_soon, still_loads, loads)
+
+    def _give_conversations(self, crowd: _Crowd, batches: _Batches) -> dict[_Replica, int]:
+        """Give each replica what is in its line, as long as it is not overloaded; return how many the others
+        lose: silent replicas all of them.
+        """
+        loads = crowd.loads
+        share = -(-(self._num_waiting + sum(loads.values())) // len(loads))
         most = max(share, 2 * min(loads.values()) + SLACK)
-        chosen: dict[_QueuedRequest, _Replica] = {}
-        for queued in self._waiting:
-            usual = self._session_replicas.get(queued.request.session_id)
-            if usual in polls_soon and usual.version >= queued.request.min_version and loads[usual] < most:
-                loads[usual] += 1
-                chosen[queued] = usual
-        # By the version that is needed: the least loaded first; of those, the newest.
-        orders: dict[int, list[tuple[int, int, int, _Replica]]] = {}
-        for queued in self._waiting:
-            needed = queued.request.min_version
-            if queued in chosen or needed > self._newest_version:
+        lost = {}
+        for replica in self._replicas.values():
+            room = max(0, most - loads[replica]) if replica in crowd.polls_soon else 0
+            own = min(room, len(replica.line))
+            lost[replica] = len(replica.line) - own
+            if replica in batches:
+                own = self._lease(own, replica.line, replica, batches[replica])
+            if own:
+                loads[replica] += own
+        return lost
+
+    def _give_by_version(self, crowd: _Crowd, batches: _Batches) -> None:
+        """Split each version's line among all that have it or still load it, whose part waits."""
+        for needed in sorted(self._lines):
+            line = self._lines[needed]
+            if not line:
+                del self._lines[needed]
+            elif needed <= self._newest_version:
+                for replica, number in _spread(len(line), crowd.able(needed), crowd.loads):
+                    if replica in batches and replica.version >= needed:
+                        self._lease(number, line, replica, batches[replica])
+
+    def _give_lost_conversations(self, lost: dict[_Replica, int], crowd: _Crowd, batches: _Batches) -> None:
+        able = [each for each in crowd.loads if each in crowd.polls_soon]
+        for replica, number in _spread(sum(lost.values()), able, crowd.loads):
+            for loser in lost if replica in batches else ():
+                given = min(number, lost[loser])
+                self._lease(given, loser.line, replica, batches[replica])
+                lost[loser] -= given
+                number -= given
+
+    def _lease(self, number: int, line: _Line, replica: _Replica, batch: _Batch) -> int:
+        """Give the first ``number`` requests of ``line`` to ``replica``; return how many it has got.
+
+        Those that need a newer version than it has go on waiting, for any replica.
+        """
+        before = len(batch)
+        for _ in range(number):
+            queued, _ = line.popitem(last=False)
+            needed, queued.line = queued.request.min_version, None
+            if needed > replica.version:
+                _append(queued, self._lines.setdefault(needed, OrderedDict()))
                 continue
-            if needed not in orders:
-                orders[needed] = [
-                    (load, -each.version, number, each)
-                    for number, (each, load) in enumerate(loads.items())
-                    if each in (polls_soon if each.version >= needed else still_loads)
-                ]
-                heapq.heapify(orders[needed])
-            order = orders[needed]
-            while order and order[0][0] < loads[order[0][3]]:  # it was chosen in another order meanwhile
-                heapq.heapreplace(order, (loads[order[0][3]], *order[0][1:]))
-            if order:
-                chosen[queued] = order[0][3]
-                loads[order[0][3]] += 1
-        return chosen
+            self._remember(queued.request.session_id, replica)
+            queued.ticket, queued.holder = next(self._tickets), replica
+            replica.held[queued.ticket] = queued
+            batch.append((queued.ticket, queued.request))
+        return len(batch) - before
 
     def _remember(self, session_id: str, replica: _Replica) -> None:
         """Let the conversation stay with ``replica``."""
@@ -309,12 +381,17 @@ class RequestQueue:
 
     def _end_leases(self, replica: _Replica) -> None:
         replica.is_live = False
+        while replica.line:
+            queued, _ = replica.line.popitem(last=False)
+            _append(queued, self._line_of(queued))
         for ticket, queued in reversed(list(replica.held.items())):
             self._take_back(queued)
             replica.revoked.append(ticket)
             queued.lost.append(replica.name)
             if len(queued.lost) < MAX_ATTEMPTS:
-                self._waiting.appendleft(queued)
+                line = self._line_of(queued)
+                _append(queued, line)
+                line.move_to_end(queued, last=False)
             elif not queued.answer.done():
                 text = (
                     f"{MAX_ATTEMPTS} replicas of {self._name!r} were lost over this request: {queued.lost}."
@@ -330,11 +407,12 @@ class RequestQueue:
             f"{self._patience_seconds:g} s. Known are: {'; '.join(silent) or 'none'}. A process that was "
             "stopped goes on after `kill -CONT`; why one has died or does not start is in Serve's logs."
         )
-        for queued in self._waiting:
-            queued.waited += self._hold_seconds
-            if queued.waited >= self._patience_seconds and not queued.answer.done():
-                queued.answer.set_exception(SamplerError(text))
-        self._waiting = deque(queued for queued in self._waiting if not queued.answer.done())
+        for line in self._all_lines():
+            for queued in list(line):
+                queued.waited += self._hold_seconds
+                if queued.waited >= self._patience_seconds and not queued.answer.done():
+                    queued.answer.set_exception(SamplerError(text))
+                    del line[queued]
 
     # -- for metrics ---------------------------------------------------------------------------------
 
@@ -342,7 +420,7 @@ class RequestQueue:
         """Return the counts."""
         now = time.monotonic()
         return QueueStatus(
-            num_waiting=len(self._waiting),
+            num_waiting=self._num_waiting,
             num_late_tokens=self._num_late_tokens,
             replicas={
                 each.name: ReplicaStatus(
@@ -366,3 +444,30 @@ def _load(replica: _Replica) -> int:
 def _end(poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]]) -> None:
     if not poll.done():
         poll.set_result(())
+
+
+def _append(queued: _QueuedRequest, line: _Line) -> None:
+    queued.line = line
+    line[queued] = None
+
+
+def _spread(
+    number: int, replicas: Sequence[_Replica], loads: dict[_Replica, int]
+) -> list[tuple[_Replica, int]]:
+    """Give ``number`` requests one by one to the least loaded replica, of equal ones to that with the newest
+    version; return how many each gets, and count them in ``loads``.
+    """
+    if not number or not replicas:
+        return []
+    least_first = sorted(replicas, key=loads.__getitem__)
+    total = number
+    for count, replica in enumerate(least_first, start=1):
+        total += loads[replica]
+        if count == len(least_first) or total <= count * loads[least_first[count]]:
+            break
+    level, rest = divmod(total, count)
+    newest_first = sorted(least_first[:count], key=lambda each: -each.version)
+    parts = [(each, level + (place < rest) - loads[each]) for place, each in enumerate(newest_first)]
+    for replica, part in parts:
+        loads[replica] += part
+    return parts

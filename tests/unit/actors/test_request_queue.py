@@ -254,6 +254,35 @@ def test_work_is_spread_though_only_one_replica_polls_in_time() -> None:
     run(test())
 
 
+def test_poll_does_not_look_at_all_that_waits() -> None:
+    async def seconds(num_waiting: int) -> float:
+        """CPU seconds of a poll that gets nothing: what waits falls to the other replica."""
+        there = RequestQueue("policy", lease_seconds=600)
+
+        async def poll(replica: str) -> float:
+            task = asyncio.create_task(call(there, replica))
+            start = time.process_time()
+            await asyncio.sleep(0)
+            seconds = time.process_time() - start
+            task.cancel()
+            return seconds
+
+        await poll("a")
+        await poll("b")
+        waiting = ask(there, *map(request, range(2 * num_waiting)))
+        await fetch(there, 1, "a")
+        found = [await poll("a") for _ in range(20)]
+        assert there.status().num_waiting == num_waiting
+        for each in waiting:
+            each.cancel()
+        return min(found)
+
+    async def test() -> None:
+        assert await seconds(20_000) < 10 * await seconds(20)
+
+    run(test())
+
+
 def test_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
     async def test() -> None:
         there = queue()
