@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,15 @@ SMALL = (
 """A run that makes an update in a second or two."""
 HEAD, NODE = {"head": 1}, {"pairs": 1}
 """Resources of the nodes."""
+
+
+OWN_LINE = re.compile(r"\[ *[\d.]+ s\] \S|[█░]{10} \S|  +\S|Interrupted|$")
+"""The forms of a line that a training prints: an event, progress, more about the line above, Ctrl-C."""
+
+
+def foreign_lines(said: str) -> list[str]:
+    """Lines in the output of a training in which libraries have their say."""
+    return [line for line in said.splitlines() if not OWN_LINE.match(line)]
 
 
 def num_nodes() -> int:

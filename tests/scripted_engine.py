@@ -15,7 +15,7 @@ from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig
 
-OPTIONS = ("replies", "logprob", "fails_at", "seconds_per_token", "start_error", "keeps_structure")
+OPTIONS = ("replies", "logprob", "fails_at", "seconds_per_token", "keeps_structure")
 
 
 class ScriptedEngine(Engine):
@@ -26,7 +26,6 @@ class ScriptedEngine(Engine):
         logprob: of each token.
         fails_at: index of the token of a reply at which the engine fails.
         seconds_per_token: how long one takes.
-        start_error: what keeps the engine from starting.
         keeps_structure: whether the replies have the form that requests ask for.
     """
 
@@ -35,8 +34,6 @@ class ScriptedEngine(Engine):
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:
         from policies.chat import load_tokenizer
 
-        if "start_error" in config.options:
-            raise ValueError(config.options["start_error"])
         tokenizer = load_tokenizer(model_path)
         self.version = 0
         self.max_model_tokens = config.max_model_tokens

@@ -81,23 +81,6 @@ def policy_app(serve_port: int, weight_store: Any, tiny_model: Path) -> ServedPo
 
 
 @pytest.fixture(scope="session")
-def scripted_policy(serve_port: int, tiny_model: Path) -> ServedPolicy:
-    """Two replicas that need no model: their engine is ``scripted_engine.ScriptedEngine``.
-
-    It says ``1`` a thousand times. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes
-    after all others that ask for them, by its name.
-    """
-    from actors.settings import ServerConfig
-    from actors.weights.store import WeightStore
-    from policies.settings import EngineConfig
-
-    options = {"replies": ["1" * 1000], "seconds_per_token": 0.005}
-    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
-    config = ServerConfig(num_replicas=2, engine=engine)
-    return start_policy("scripted", tiny_model, WeightStore.remote(), config)
-
-
-@pytest.fixture(scope="session")
 def sampler(policy_app: ServedPolicy) -> Any:
     """A ``SamplerActor`` on ``policy_app``."""
     return policy_app.sampler()

@@ -24,7 +24,7 @@ from environments.base import BaseEnv
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-NUM_KILLS = 3
+NUM_KILLS = 2
 MOST_SECONDS = 60.0
 """From the death until the wait is over."""
 

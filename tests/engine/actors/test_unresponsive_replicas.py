@@ -1,4 +1,5 @@
-"""A replica that stops or dies: sampling goes on without it, nothing is lost, and it comes back current.
+"""Replicas of somebody's own engine. One of them stops or dies: sampling goes on without it, nothing is lost,
+and it comes back current.
 
 The engine is a scripted one: it has no weights, and its versions show what a replica has loaded. The last
 test ends ``scripted_policy``.
@@ -10,21 +11,32 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 import ray
 import torch
 from machine import wait_until
 from ray import serve
-from served_policy import publish
+from served_policy import ServedPolicy, publish, start_policy
 
+from actors.settings import ServerConfig
 from actors.timing import LEASE_SECONDS
+from actors.weights.store import WeightStore
 from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
-
-if TYPE_CHECKING:
-    from served_policy import ServedPolicy
+from policies.settings import EngineConfig
 
 WEIGHTS = {"scale": torch.ones(1)}
+
+
+@pytest.fixture(scope="module")
+def scripted_policy(serve_port: int, tiny_model: Path) -> ServedPolicy:
+    """Two replicas whose engine is ``scripted_engine.ScriptedEngine``: it says ``1`` a thousand times."""
+    options = {"replies": ["1" * 1000], "seconds_per_token": 0.005}
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
+    config = ServerConfig(num_replicas=2, engine=engine)
+    return start_policy("scripted", tiny_model, WeightStore.remote(), config)
 
 
 def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list[Any]:
@@ -56,6 +68,12 @@ def replicas(sampler: Any) -> dict[str, ReplicaStatus]:
 
 def pid_of(replica: str) -> int:
     return int(re.findall(r"pid (\d+)", replica)[0])
+
+
+def test_engine_of_ones_own_is_sampled_by_its_handle(scripted_policy: ServedPolicy) -> None:
+    completions = ray.get(ask(scripted_policy.sampler(), 4, max_tokens=7))
+    assert {each.text for each in completions} == {"1" * 7}
+    assert {each.logprobs for each in completions} == {(-0.5,) * 7}
 
 
 def test_replica_that_was_stopped_is_current_before_it_serves(scripted_policy: ServedPolicy) -> None:

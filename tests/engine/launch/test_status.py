@@ -19,6 +19,7 @@ import psutil
 import pytest
 import ray
 from browser import Browser, chromium
+from followed_run import foreign_lines
 from machine import free_port
 
 from actors.rollouts import service as rollout_service
@@ -310,6 +311,7 @@ def test_ctrl_c_in_updates_leaves_a_checkpoint(training: subprocess.Popen[str]) 
     os.killpg(training.pid, signal.SIGINT)
     training.wait(200)
     assert training.returncode == 130, said(training)
+    assert foreign_lines(said(training)) == []
     assert within(120, lambda: not any(each.is_running() for each in own))
     directory = Path(next(word for word in training.args if "run.directory=" in word).partition("=")[2])
     newest = directory / "checkpoints" / "latest"

@@ -1,4 +1,4 @@
-"""A sampler and an engine that are not Troupe's, end to end: no file of the library knows of them."""
+"""A sampler that is not Troupe's, end to end: no file of the library knows of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from actors.engine import AgentExecutionEngine
 from environments import MultiTurnEnvironment, TerminationReason, Trajectory
-from environments.errors import ConfigError, SamplerError
+from environments.errors import ConfigError
 from policies import GameAgent, ToolAgent
 
 if TYPE_CHECKING:
-    from served_policy import ServedPolicy
+    pass
 
 
 class Listener(MultiTurnEnvironment):
@@ -41,9 +41,6 @@ def make_engine(engine_name: str = "own_sampler:Parrot", **changes: Any) -> Agen
 
 def play(engine: AgentExecutionEngine, tasks: list[dict[str, Any]], **options: Any) -> list[Trajectory]:
     return asyncio.run(engine.execute_tasks(tasks, **options))
-
-
-# -- a sampler -----------------------------------------------------------------------------------------
 
 
 def test_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> None:
@@ -78,35 +75,3 @@ def test_sampler_declares_tool_calls_and_adapters_itself() -> None:
     make_engine(agent_class=ToolAgent, agent_args={"tools": ["calculator"], "parser_name": "openai"})
     with pytest.raises(ConfigError, match="adapter"):
         make_engine(sampling_params={"adapter": "mine"})
-
-
-# -- an engine -----------------------------------------------------------------------------------------
-
-
-def test_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: ServedPolicy) -> None:
-    task = {"question": "Count.", "expected": "1" * 7}
-    with make_engine(
-        engine_name="serve",
-        rollout_engine_args={"app_name": scripted_policy.name, "model_path": str(scripted_policy.model_path)},
-        sampling_params={"max_tokens": 7},
-    ) as engine:
-        played = play(engine, [task] * 4)
-    assert [each.reward for each in played] == [1.0] * 4
-    completion = played[0].steps[0].completion
-    assert completion is not None and completion.logprobs == (-0.5,) * 7
-
-
-def test_engines_start_error_is_passed_on_in_its_own_words(serve_port: int, tiny_model: Path) -> None:
-    from actors.serving.policy_app import PolicyApp
-    from actors.settings import ServedModel, ServerConfig
-    from actors.weights.store import WeightStore
-    from policies.settings import EngineConfig
-
-    options = {"replies": ["1"], "start_error": "There is no room on the moon."}
-    config = ServerConfig(engine=EngineConfig(name="scripted_engine:ScriptedEngine", options=options))
-    app = PolicyApp("failing", ServedModel(path=str(tiny_model)), config, WeightStore.remote())  # type: ignore[attr-defined]
-    try:
-        with pytest.raises(SamplerError, match=r"^ValueError: There is no room on the moon\.$"):
-            app.start()
-    finally:
-        app.stop()
