@@ -44,8 +44,8 @@ class RunConfig:
     resume: bool = False
     """Go on from the newest checkpoint in run.directory."""
     checkpoint_every: int = setting(50, at_least=1)
-    """Updates between two checkpoints. A checkpoint is also written after a warm start, at the end and on
-    Ctrl-C."""
+    """Updates between two checkpoints, and steps in a stage without rollouts. A checkpoint is also written
+    after such a stage, at the end and on Ctrl-C."""
     checkpoints_kept: int = setting(2, at_least=1)
     """Newest checkpoints that stay on disk; the best one stays too."""
     trajectories_kept: int = setting(200, at_least=0)

@@ -118,8 +118,10 @@ class TrainingLoop:
             clock = Clock(self._activity)
             if stage.rolls_out:
                 self.milestones.evaluate_and_save(clock)
+            before = stage.num_done(state)
             stage.step(run, state, clock)
             if not stage.rolls_out:  # else the wait for rollouts finds out
+                self.milestones.save_offline(before, stage.num_done(state))
                 for service in self._services:
                     service.check_start()
 

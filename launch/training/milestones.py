@@ -58,6 +58,12 @@ class Milestones:
                 self._save(self._stream())
         self.record_evaluation(evaluation)
 
+    def save_offline(self, num_before: int, num_done: int) -> None:
+        """Save a stage without rollouts, if that is due between ``num_before`` and ``num_done`` of its steps."""
+        every = self._config.run.checkpoint_every
+        if num_done // every > num_before // every:
+            self._save(self._stream())
+
     def _evaluation_due(self) -> bool:
         """True if the policy is to be evaluated after this many updates, and was not yet."""
         step, every = self._state.progress.step, self._config.evaluation.every

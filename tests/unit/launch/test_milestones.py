@@ -61,6 +61,21 @@ def test_interrupted_warm_start_is_saved_again_when_done(tmp_path: Path) -> None
     assert state.saved_step == 0
 
 
+def test_stage_without_rollouts_is_saved_as_often_as_chosen(tmp_path: Path) -> None:
+    state = state_of(tmp_path)
+    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=6))
+    parts: Any = SimpleNamespace(
+        save=lambda folder: None, have_begun=False, announce=lambda text: None, running_step=None
+    )
+    milestones = Milestones(config, 9, state, None, parts, parts, parts, Interrupts())
+    saved = []
+    for before, done in ((0, 5), (5, 10), (10, 11), (11, 12)):
+        state.progress.stage_steps["preferences"] = done
+        milestones.save_offline(before, done)
+        saved.append(state.saved is not None and state.saved.stage_steps["preferences"])
+    assert saved == [False, 10, 10, 12]
+
+
 class FakeEvaluator:
     """Evaluates the policy of a step, on engines of its own."""
 
