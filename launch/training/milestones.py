@@ -59,7 +59,7 @@ class Milestones:
         self.record_evaluation(evaluation)
 
     def save_offline(self, num_before: int, num_done: int) -> None:
-        """Save a stage without rollouts, if that is due between ``num_before`` and ``num_done`` of its steps."""
+        """Save a stage without rollouts, where that is due between these numbers of its steps."""
         every = self._config.run.checkpoint_every
         if num_done // every > num_before // every:
             self._save(self._stream())
