@@ -51,7 +51,9 @@ SMALL = [
 def small_run(directory: Path, *overrides: str) -> TrainConfig:
     """Train in this process, on the session's Ray, and return the configuration."""
     config = compose([*SMALL, f"run.directory={directory}", *overrides])
-    run_training(config, load_workload(config.workload, config.seed))
+    workload = load_workload(config.workload, config.seed)
+    # As many as are looked at: more take seconds to be played and encoded.
+    run_training(config, replace(workload, demonstrations=workload.demonstrations[:1000]))
     return config
 
 
