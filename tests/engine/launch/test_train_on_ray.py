@@ -31,7 +31,7 @@ from launch.training.past_run import PastRun
 from launch.training.recomputation import number_differences, started_learner
 from launch.training.trainer import run_training
 from launch.training.update_change import Change
-from launch.workload import load_workload
+from launch.workload import Workload, load_workload
 from policies.learning.samples import training_samples
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,10 +51,14 @@ SMALL = [
 def small_run(directory: Path, *overrides: str) -> TrainConfig:
     """Train in this process, on the session's Ray, and return the configuration."""
     config = compose([*SMALL, f"run.directory={directory}", *overrides])
-    workload = load_workload(config.workload, config.seed)
-    # As many as are looked at: more take seconds to be played and encoded.
-    run_training(config, replace(workload, demonstrations=workload.demonstrations[:1000]))
+    run_training(config, small_workload(config))
     return config
+
+
+def small_workload(config: TrainConfig) -> Workload:
+    """With as many demonstrations as are looked at: more take seconds to be played and encoded."""
+    workload = load_workload(config.workload, config.seed)
+    return replace(workload, demonstrations=workload.demonstrations[:1000])
 
 
 def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -196,7 +200,7 @@ def test_changed_reward_has_the_effect_of_a_run_with_it(undisturbed: Path, tmp_p
     assert replayed.is_same and replayed.changed is not None
 
     config = compose([*SMALL, f"run.directory={tmp_path / 'other'}", "run.num_steps=1"])
-    workload = load_workload(config.workload, config.seed)
+    workload = small_workload(config)
     arguments = {**workload.env_args, "reward_fn": graded_by_length}
     run_training(config, replace(workload, env_args=arguments))
 
