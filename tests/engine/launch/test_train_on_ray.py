@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,37 +211,73 @@ def test_changed_reward_has_the_effect_of_a_run_with_it(undisturbed: Path, tmp_p
     assert replayed.changed.metrics["learn/loss"] != replayed.as_it_was.metrics["learn/loss"]
 
 
-def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
-    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass
+class Struck:
+    """A learner that was killed, and who played and sampled before that and an update later."""
+
+    before: set[int]
+    after: set[int] = field(default_factory=set)
+
+
+def kill_learner_after(step: int, directory: Path, spared: set[int], struck: list[Struck]) -> None:
+    """Wait until ``step`` is in the journal, then end the learner's process that is not ``spared``."""
+    others = ("fleet", "replica", "actor")
+    while len(read_consumed_log(directory)) < step:
+        time.sleep(0.05)
+    (learner,) = pids("learner") - spared
+    struck.append(Struck(pids(*others)))
+    os.kill(learner, signal.SIGKILL)
+    while len(read_consumed_log(directory)) <= step:
+        time.sleep(0.05)
+    struck[-1].after = pids(*others)
+
+
+def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         "launch.training.engine_comparison.MAX_MISSED", 0
     )  # compare engine and learner after each update
+    spared, struck = pids("learner"), list[Struck]()
+    killer = threading.Thread(target=kill_learner_after, args=(3, tmp_path, spared, struck), daemon=True)
+    killer.start()
     small_run(
         tmp_path,
-        "run.num_steps=4",
+        "run.num_steps=6",
+        "run.checkpoint_every=2",
+        "run.max_recoveries=1",
         "rollout.max_staleness=2",
         "fleet.num_actors=2",
         "fleet.max_actors=6",
         "server.weights.transport=files",
-        "evaluation.every=2",
+        "evaluation.every=3",
         "evaluation.num_replicas=1",  # which reads the version that was pinned for it
         "run.best_metric=eval/reward_mean",
     )
+    killer.join(60)
 
     records = read_metrics(tmp_path)
     steps = [each for each in records if "learn/loss" in each]
-    assert [each["step"] for each in steps] == [1, 2, 3, 4]
+    assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6]
     assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
     assert all(each[FRESH_MISMATCH] < 1e-3 for each in steps)
     assert all("learn/weight_mean" in each for each in steps), "older tokens are corrected by default"
     assert all(2 <= each["stream/actors"] <= 6 for each in steps[1:])
     evaluated = [each for each in records if "eval/reward_mean" in each]
-    assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
+    assert sorted(each["step"] for each in evaluated) == [0, 3, 6]
     assert CheckpointFolder(tmp_path, 1).best() is not None
     assert not list(tmp_path.glob("weights_*")), "the run has ended: no replica needs them"
     consumed = [rollout for each in read_consumed_log(tmp_path) for rollout in each["trained"]]
-    assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
+    assert consumed == [f"{group:08d}/{member:04d}" for group in range(18) for member in range(4)]
+
+    (learner,) = struck
+    # One that was still starting may have come since.
+    assert learner.before <= learner.after, "engines and rollout actors are the same processes"
+    told = capfd.readouterr().out
+    assert "The learner is being rebuilt; engines and rollout actors go on." in told
+    assert re.search(
+        r"weights of version \d+, .* from step_00000\d, \d update\(s\) earlier. No update is", told
+    )
 
 
 def test_two_ranks_train_a_users_rollout_function_by_a_users_algorithm(
