@@ -151,8 +151,8 @@ def test_run_with_killed_parts_ends_with_undisturbed_weights(
     assert len(trained) == len(set(trained)) == 4 * 3 * 4
 
 
-def pids(role: str) -> set[int]:
-    return {member.pid for member in members(below=os.getpid()) if member.role == role}
+def pids(*roles: str) -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role in roles}
 
 
 def said(kept: list[KeptTrajectory]) -> list[Any]:
