@@ -398,9 +398,24 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     initialize_layerwise_reload(runner.model)
     for bucket in buckets:
         missing -= runner.model.load_weights(bucket.tensors())
+    missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
     if missing and runner.model_config.quantization is None:
         raise WeightsError(f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them.")
     finalize_layerwise_reload(runner.model, runner.model_config)
     for module in runner.model.modules():
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
+
+
+def _is_incomplete(module: Any) -> bool:
+    """True for a linear layer that got a part of its weights: vLLM makes one of q, k and v, for example.
+
+    Others may have padding, which nothing fills.
+    """
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    if not isinstance(module, LinearBase):
+        return False
+    info = get_layerwise_info(module)
+    return info.can_load() and info.load_numel < (info.load_numel_total or 0)
