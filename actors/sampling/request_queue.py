@@ -66,7 +66,7 @@ class _QueuedRequest:
     request: TokenRequest
     answer: asyncio.Future[TokenOutput]
     line: _Line | None = None
-    """Where it waits."""
+    """Line in which it waits."""
     waited: float = 0.0
     """Seconds without a live replica."""
     ticket: str = ""
@@ -101,7 +101,7 @@ class _Replica:
 
 
 _Batch = list[tuple[str, TokenRequest]]
-"""What a poll is answered with: requests with their tickets."""
+"""Answer to a poll: requests with their tickets."""
 _Batches = dict[_Replica, _Batch]
 
 
@@ -110,14 +110,14 @@ class _Crowd:
     """The replicas among which requests are split, in the order in which they came."""
 
     polls_soon: Collection[_Replica]
-    """Those that poll, or will in a moment."""
+    """Replicas that poll, or will in a moment."""
     still_loads: Collection[_Replica]
-    """Those that do not have the newest version, and are not late."""
+    """Replicas that do not have the newest version, and are not late."""
     loads: dict[_Replica, int]
-    """How many requests each of both has, with those of this round that fall to it."""
+    """Number of requests that each of both has, with those of this round that fall to it."""
 
     def able(self, needed: int) -> list[_Replica]:
-        """Those that serve version ``needed``, or will."""
+        """List those that serve version ``needed``, or will."""
         return [
             each
             for each in self.loads

@@ -11,7 +11,7 @@ from environments.types import Message
 from policies.agents.base import BaseAgent
 
 Script = TypeVar("Script")
-"""What a recipe plays a demonstration from."""
+"""Material from which a recipe plays a demonstration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_stages_train_in_turn_and_resume_between_two(ray_cluster: None, tmp_path
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-def test_preferences_are_learned_and_go_on_from_the_checkpoint_between(
+def test_preferences_are_learned_and_go_on_from_a_checkpoint(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch

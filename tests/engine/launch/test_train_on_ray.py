@@ -280,9 +280,7 @@ def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
     )
 
 
-def test_two_ranks_train_a_users_rollout_function_by_a_users_algorithm(
-    ray_cluster: None, tmp_path: Path
-) -> None:
+def test_two_ranks_train_a_users_function_by_a_users_algorithm(ray_cluster: None, tmp_path: Path) -> None:
     """And two replicas sample for it; what is learned from has the tokens that they have sampled."""
     config = small_run(
         tmp_path,
