@@ -187,7 +187,7 @@ class RequestQueue:
                 queued.holder.revoked.append(queued.ticket)
                 self._take_back(queued)
             elif queued.line is not None:
-                del queued.line[queued]
+                queued.line.pop(queued, None)  # it is not there if it has failed at the same moment
             raise
 
     def _line_of(self, queued: _QueuedRequest) -> _Line:
