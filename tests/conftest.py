@@ -71,12 +71,21 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+LONGEST = "test_train_on_ray.py"
+"""Goes first of all that start engines: as one of the last it would keep a single process busy."""
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool]:
+    starts_engines = item.get_closest_marker("engine") is not None
+    return starts_engines, item.path.name != LONGEST
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what lies in ``engine/``, and put it last: what is broken in the small should show before."""
     for item in items:
         if ENGINE in item.path.parents:
             item.add_marker("engine")
-    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+    items.sort(key=_place)
 
 
 # -- models --------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Rules:
     rounding errors as large as gradients."""
     max_grad_norm: float = 1e6
     warmup_steps: int = 3
-    num_steps: int = 20
+    num_steps: int = 10
     min_lr_ratio: float = 0.1
     temperature: float = 0.8
 
