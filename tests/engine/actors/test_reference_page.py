@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import combinations
@@ -299,11 +300,76 @@ def share_with_a_correct_one(rewards: list[float], k: int) -> float:
 
 # -- searching -----------------------------------------------------------------------------------------
 
+SEARCH = """
+import asyncio
+import sys
+
+from actors import AgentExecutionEngine
+from environments import DatasetRegistry, ToolEnvironment, search_reward_fn
+from environments.tools.retrieval import LocalRetrievalTool
+from launch.recipes.search import SEARCH_SYSTEM_PROMPT
+from policies import ToolAgent
+
+tool_map = {"local_search": LocalRetrievalTool}
+engine = AgentExecutionEngine(
+    agent_class=ToolAgent,
+    agent_args={"system_prompt": SEARCH_SYSTEM_PROMPT, "tool_map": tool_map, "parser_name": "qwen"},
+    env_class=ToolEnvironment,
+    env_args={"max_steps": 20, "tool_map": tool_map, "reward_fn": search_reward_fn},
+    rollout_engine_args={"base_url": sys.argv[1]},
+    max_steps=20,
+    n_parallel_agents=8,
+)
+results = asyncio.run(engine.execute_tasks(DatasetRegistry.load_dataset("hotpotqa_combined", "test")))
+"""
+QUESTIONS = search_questions()
+
+
+def register_search(folder: Path) -> None:
+    register(folder, "search_corpus", search_passages(), "default")
+    for split in ("train", "test"):
+        register(folder, "hotpotqa_combined", QUESTIONS, split)
+
+
+def test_search_tool_finds_passages_and_answers_earn_their_share(tmp_path: Path) -> None:
+    register_search(tmp_path)
+    with ScriptedServer.saying(searcher) as server:
+        run_program(SEARCH + KEEP_RESULTS, tmp_path, server)
+    results = results_in(tmp_path)
+    assert [each.task for each in results] == list(QUESTIONS)
+    assert {each.termination_reason for each in results} == {TerminationReason.ENV_DONE}
+    for number, (task, trajectory) in enumerate(zip(QUESTIONS, results, strict=True)):
+        _, first, second = trajectory.steps
+        for title, step in zip(task["supporting_facts"], (first, second), strict=True):
+            said = step.chat_completions[-2]
+            assert said["role"] == "tool" and f"] {title}\n" in said["content"]
+        assert trajectory.reward == pytest.approx(deserved(number))
+        assert second.info["metadata"]["em"] is (number % 3 == 0)
+    assert 0 < Counter(each.reward for each in results)[1.0] < len(results)
+    (index,) = (tmp_path / "home" / "indexes").iterdir()  # of all actors, and nothing unfinished
+    assert index.name.startswith("search_corpus-")
+
+
+def searcher(messages: list[Message]) -> str:
+    """Searches for both passages, and answers in full, with a word too many, or wrongly."""
+    number = [task["question"] for task in QUESTIONS].index(messages[1]["content"])
+    task, turn = QUESTIONS[number], len(messages) // 2 - 1
+    if turn < 2:
+        return call("local_search", query=task["supporting_facts"][turn])
+    answer = (task["answer"], f"{task['answer']} surely", "nowhere")[number % 3]
+    return f"\\boxed{{{answer}}}"
+
+
+def deserved(number: int) -> float:
+    """The F1 of what ``searcher`` answers: one word of n + 1 is wrong. Of yes and no there is no half."""
+    answer = QUESTIONS[number]["answer"]
+    num_words = len(answer.split())
+    partly = 0.0 if answer in ("yes", "no") else 2 * num_words / (2 * num_words + 1)
+    return (1.0, partly, 0.0)[number % 3]
+
 
 def test_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
-    register(tmp_path, "search_corpus", search_passages(), "default")
-    for split in ("train", "test"):
-        register(tmp_path, "hotpotqa_combined", search_questions(), split)
+    register_search(tmp_path)
     program = TRAIN
     settings = (
         f"model.path={tiny_model}",
@@ -319,5 +385,3 @@ def test_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
     )
     run_program(program, tmp_path, *settings)
     assert (newest_checkpoint(tmp_path) / "huggingface" / "config.json").is_file()
-    (index,) = (tmp_path / "home" / "indexes").iterdir()  # of all actors, and nothing unfinished
-    assert index.name.startswith("search_corpus-")
