@@ -21,7 +21,7 @@ import itertools
 import math
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -146,7 +146,7 @@ class RequestQueue:
         self._name = name
         self._lease_seconds, self._patience_seconds = lease_seconds, patience_seconds
         self._hold_seconds = lease_seconds / 6
-        self._lines: dict[int, _Line] = {}
+        self._lines: defaultdict[int, _Line] = defaultdict(OrderedDict)
         """Requests that any replica may answer, by the oldest version that may."""
         self._replicas: dict[str, _Replica] = {}
         self._session_replicas: OrderedDict[str, _Replica] = OrderedDict()
@@ -195,7 +195,7 @@ class RequestQueue:
         usual = self._session_replicas.get(queued.request.session_id)
         if usual is not None and usual.is_live:
             return usual.line
-        return self._lines.setdefault(queued.request.min_version, OrderedDict())
+        return self._lines[queued.request.min_version]
 
     @property
     def _num_waiting(self) -> int:
@@ -340,7 +340,7 @@ class RequestQueue:
             queued, _ = line.popitem(last=False)
             needed, queued.line = queued.request.min_version, None
             if needed > replica.version:
-                _append(queued, self._lines.setdefault(needed, OrderedDict()))
+                _append(queued, self._lines[needed])
                 continue
             self._remember(queued.request.session_id, replica)
             queued.ticket, queued.holder = next(self._tickets), replica

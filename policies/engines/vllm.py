@@ -397,7 +397,8 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     missing = {name for name, _ in runner.model.named_parameters()}
     initialize_layerwise_reload(runner.model)
     for bucket in buckets:
-        missing -= runner.model.load_weights(bucket.tensors())
+        loaded = runner.model.load_weights(bucket.tensors())
+        missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
     if missing and runner.model_config.quantization is None:
         raise WeightsError(f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them.")
