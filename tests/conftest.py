@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 from learner_samples import RESPONSE_TOKENS, MakeRank
@@ -33,8 +34,10 @@ _exit_status = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what Ray has to say to itself."""
+    """Leave out what Ray has to say to itself, and let a generated test be slow on a busy machine."""
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:ray.*")
+    hypothesis.settings.register_profile("busy", deadline=None)
+    hypothesis.settings.load_profile("busy")
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from environments.columns import packed, stored, unpacked
 from environments.messages import PLAIN_TYPES, Conversation, MessageTable
 from environments.prefix_tree import PrefixTree, Repeats
 from environments.types import Completion, Step, TerminationReason, Trajectory, share
@@ -20,6 +21,8 @@ _LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "
 """Fields that files of earlier versions do not have."""
 _TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
+_PACKED_FIELDS = {"prompt_ids", "completion_ids", "logprobs", "token_versions"}
+"""Fields of a completion that are ``packed``; files of earlier versions have lists there."""
 
 
 def trajectory_to_json(trajectory: Trajectory) -> Json:
@@ -76,12 +79,15 @@ def _values(value: Trajectory | Step | Completion, own: Json) -> Json:
 
 
 def _completion_to_json(completion: Completion, num_repeated: int) -> Json:
+    tokens, prompt_size = completion.tokens, completion.prompt_size
     own: Json = {
-        "prompt_ids": list(completion.tokens.part(num_repeated, completion.prompt_size).read()),
+        "prompt_ids": packed(tokens.part(num_repeated, prompt_size).read()),
+        "completion_ids": packed(tokens.part(prompt_size, tokens.stop).read()),
+        "logprobs": packed(stored(completion, "logprobs")),
+        "token_versions": packed(stored(completion, "token_versions")),
         "tool_calls": plain_json(completion.tool_calls),
     }
-    values = _values(completion, own)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return _values(completion, own)
 
 
 def _steps(read: Sequence[Json]) -> list[Step]:
@@ -106,6 +112,7 @@ def _steps(read: Sequence[Json]) -> list[Step]:
 
 def _completion(values: Json) -> Completion:
     known: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    known |= {name: unpacked(known[name]) for name in _PACKED_FIELDS if isinstance(known.get(name), str)}
     return Completion(**known)
 
 

@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from actors.serving.events import EVENTS, event
 from environments.data.trajectory_json import plain_json, trajectory_to_json
 from environments.errors import ConfigError, TroupeError
-from environments.types import Trajectory
+from environments.types import Completion, Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts
@@ -224,18 +224,17 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
     short = trajectory_to_json(kept.trajectory)
     decode = token_texts(directory)
     turns = []
-    for index, step in enumerate(short["steps"]):
-        completion = step["completion"] or {}
-        ids = completion.get("completion_ids", [])
+    for index, (step, played) in enumerate(zip(short["steps"], kept.trajectory.steps, strict=True)):
+        completion = played.completion or Completion(text="", finish_reason="")
         turns.append(
             {
                 "messages": step["chat_completions"],
                 "text": step["model_response"],
                 "reward": step["reward"],
                 "advantage": kept.advantages[index] if index < len(kept.advantages) else None,
-                "tokens": [decode(token_id) for token_id in ids],
-                "logprobs": completion.get("logprobs", []),
-                "versions": completion.get("token_versions", []),
+                "tokens": [decode(token_id) for token_id in completion.completion_ids],
+                "logprobs": completion.logprobs,
+                "versions": completion.token_versions,
             }
         )
     trajectory = kept.trajectory

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.rollouts.dispatcher import Dispatcher, choose_rollout
@@ -52,7 +52,6 @@ def test_only_slot_tries_again_itself() -> None:
     assert choose([failed], 1, 1) is failed
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(SLOTS, min_size=1, max_size=6), st.frozensets(st.integers(0, 5), min_size=1))
 def test_some_slot_may_always_play_what_waits(tried: list[frozenset[int]], slots: frozenset[int]) -> None:
     waiting = [pending(position, tried_by) for position, tried_by in enumerate(tried)]

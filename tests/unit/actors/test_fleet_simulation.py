@@ -172,7 +172,7 @@ def test_node_that_ray_declares_dead_does_not_end_the_fleet() -> None:
 
 @pytest.mark.slow
 @given(script=events, seed=st.integers(0, 2**16))
-@settings(max_examples=400, deadline=None, derandomize=True)  # a failure is of the change under test
+@settings(max_examples=400, derandomize=True)  # a failure is of the change under test
 def test_rollouts_are_delivered_once_whatever_happens_to_nodes(script: list[Event], seed: int) -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await play(script, cluster, fleet)
@@ -181,7 +181,7 @@ def test_rollouts_are_delivered_once_whatever_happens_to_nodes(script: list[Even
 
 
 @given(script=events, seed=st.integers(0, 2**16), seconds=st.sampled_from([0.0, 2.0, 600.0]))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_messages_find_their_pair_or_rebuild_it_whatever_happens(
     script: list[Event], seed: int, seconds: float
 ) -> None:

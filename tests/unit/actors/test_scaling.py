@@ -60,7 +60,7 @@ seconds = st.floats(0.1, 100)
 
 
 @given(rollout_seconds=seconds, learner_seconds=seconds, start=st.integers(1, 300))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_steady_load_is_followed_without_flapping(
     rollout_seconds: float, learner_seconds: float, start: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_steady_load_is_followed_without_flapping(
     more=st.integers(0, 200),
     room=st.integers(1, 300),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_number_stays_between_its_bounds_and_waits_for_room(
     phases: list[tuple[float, float]], smallest: int, more: int, room: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.rollouts import fleet
@@ -69,7 +69,6 @@ def test_message_does_not_wait_for_slots_that_are_at_work() -> None:
     assert choose_rollout([new], slots[1], slots) is new
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(
     retained_by=st.sets(st.integers(0, 3)),
     afters=st.lists(st.sampled_from([None, "0", "1", "2", "3", "gone"]), min_size=1, max_size=5),

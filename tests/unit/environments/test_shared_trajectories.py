@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_trajectories import KINDS, measure, num_unique_tokens, play
 
+from environments.columns import floats, packed, unpacked
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.types import Completion, Step, Trajectory
 
@@ -50,12 +51,13 @@ def test_completion_reads_as_it_was_made() -> None:
 def test_numbers_come_back_to_the_last_bit(numbers: list[float]) -> None:
     read = Completion(text="", finish_reason="stop", logprobs=tuple(numbers)).logprobs
     assert [*map(repr, read)] == [*map(repr, numbers)]
+    assert unpacked(packed(floats(numbers))) == floats(numbers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_of_a_token_do_not_grow_with_the_turns(kind: str) -> None:
     short, long, longer = (measure(play(kind, turns)) for turns in (1, 10, 60))
-    for name, most in {"in_memory": 93, "pickled": 17, "on_disk": 37, "to_ranks": 26}.items():
+    for name, most in {"in_memory": 93, "pickled": 17, "on_disk": 26, "to_ranks": 26}.items():
         assert vars(longer)[name] < 1.2 * vars(long)[name]
         assert max(vars(each)[name] for each in (short, long, longer)) < most, name
 
@@ -106,7 +108,7 @@ def test_two_thousand_turns_hop_without_recursion() -> None:
     arrived = hop(hop(Trajectory(steps=steps)))
     assert arrived.completions[1_000:1_010] == [each.completion for each in steps[1_000:1_010]]
     assert pickle.loads(pickle.dumps(arrived.completions[-1])) == steps[-1].completion
-    assert len(trajectory_to_json(arrived)["steps"][-1]["completion"]["prompt_ids"]) == 1
+    assert len(unpacked(trajectory_to_json(arrived)["steps"][-1]["completion"]["prompt_ids"])) == 1
 
 
 def test_list_of_messages_is_the_agents_own_until_a_hop() -> None:

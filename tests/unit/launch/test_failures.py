@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.data.datasets import Dataset
@@ -71,7 +71,6 @@ def test_failures_of_others_do_not_count_against_environment(reason: Termination
     FailureBudget("Shop", 0.1).record([ended(reason, "no answer")] * WINDOW)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.booleans(), max_size=400), st.floats(0.05, 1.0))
 def test_run_ends_at_the_first_rollout_past_the_budget(failures: list[bool], share: float) -> None:
     budget, ends = FailureBudget("Shop", share), None

@@ -140,7 +140,7 @@ def texts(*names: str) -> st.SearchStrategy[str]:
 def test_ids_of_any_text_are_those_of_the_whole(kind: str) -> None:
     names = [token.content for token in tokenizer(kind).added_tokens_decoder.values()]
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(texts(*names))
     def check(text: str) -> None:
         assert encoder(kind).is_separable
