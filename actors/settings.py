@@ -29,8 +29,12 @@ class FleetConfig:
     """The most rollout actors, of which fleet.num_actors are then the fewest. In training their number
     follows what an update waits for; in launch.serve there is one for each message and conversation, and one
     spare. Null means fleet.num_actors, always."""
+    pairs_per_actor: int = setting(1, at_least=1, at_most=1000)
+    """Pairs that share a rollout actor. Above 1 each has a process of its own, forked from one that has
+    imported the agent's and the environment's modules: it starts sooner and takes less memory, and keeps its
+    own limits and crashes. Such a process cannot call Ray, and Ray's memory monitor does not count it."""
     nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.01})
-    """Needs of a rollout actor on its node. A number is reserved for each: more CPU for environments that
+    """Needs of a pair on its node. A number is reserved for each: more CPU for environments that
     compute, or what ``ray start --resources`` names. A word is a label that the node has, as ``ray start
     --labels`` sets it: {CPU: 1, market: spot}. Ray's forms "!spot", "in(spot,reserved)" and
     "!in(spot,reserved)" are known too."""

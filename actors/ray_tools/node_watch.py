@@ -69,6 +69,10 @@ class NodeWatch:
         self.watch(node)  # its watch has ended where Ray took it for dead, and it came back
         return self._silences[node]
 
+    def is_silent(self, node: str) -> bool:
+        """Return whether ``node`` has been watched and does not answer."""
+        return node in self._silences and self._silences[node].done()
+
     def away_from_silent_nodes(self) -> dict[str, str]:
         """Labels that keep an actor away from silent nodes, which Ray may still take for healthy."""
         silent = sorted(node for node, silence in self._silences.items() if silence.done())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,8 @@ import ray
 
 from actors.ray_tools.node_watch import NodeWatch
 from actors.ray_tools.placement import EVERYWHERE, has_labels, start_actor, with_labels
-from actors.rollouts.rollout import Pair, RolloutLimits
+from actors.rollouts.player import PastMessage, RolloutResult
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import RolloutActor
 from actors.settings import FleetConfig
 from environments.errors import ConfigError
@@ -43,11 +46,54 @@ def num_cores() -> int:
     return (os.cpu_count() or 1) * sum(node["Alive"] for node in ray.nodes())
 
 
+@dataclass(eq=False, slots=True)
+class SharedActor:
+    """A rollout actor with its places, of which those in ``taken`` have slots."""
+
+    starting: asyncio.Task[ray.actor.ActorHandle]
+    taken: set[int] = field(default_factory=set)
+    node: str = ""
+    """Its node, once it is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place of a rollout actor, for one pair."""
+
+    shared: SharedActor
+    actor: ray.actor.ActorHandle
+    number: int
+
+    def ready(self) -> ray.ObjectRef[str]:
+        """The actor's node, once the place can play."""
+        node: ray.ObjectRef[str] = self.actor.ready.remote(self.number)
+        return node
+
+    def run(
+        self,
+        request: RolloutRequest,
+        attempt: int,
+        entries: Sequence[bytes],
+        history: Sequence[PastMessage],
+    ) -> ray.ObjectRef[RolloutResult]:
+        """Play a request; see ``Player.run``."""
+        result: ray.ObjectRef[RolloutResult] = self.actor.run.remote(
+            self.number, request, attempt, entries, history
+        )
+        return result
+
+    def close_pair(self) -> ray.ObjectRef[bool]:
+        """Close the environment that waits there."""
+        in_time: ray.ObjectRef[bool] = self.actor.close_pair.remote(self.number)
+        return in_time
+
+
 @dataclass(slots=True)
 class ActorFactory:
-    """Makes the rollout actors of a fleet, which all have the same arguments.
+    """Makes the rollout actors of a fleet, which all have the same arguments, and hands out their places.
 
     Args:
+        num_pairs: places of an actor.
         options: of Ray, see ``actor_options``.
         listener: an actor whose ``on_step`` is called with each step, if anybody follows the rollouts.
     """
@@ -57,24 +103,66 @@ class ActorFactory:
     limits: RolloutLimits
     options: dict[str, Any]
     listener: ray.actor.ActorHandle | None = None
+    num_pairs: int = 1
     node_watch: NodeWatch = field(default_factory=NodeWatch)
     throttle: StartThrottle = field(default_factory=StartThrottle)
+    _actors: list[SharedActor] = field(default_factory=list)
+    """Those that are in use, and may have room."""
 
-    async def make(self) -> ray.actor.ActorHandle:
+    async def make(self) -> Place:
+        """Take a place of an actor that has one to spare, else start another actor."""
+        shared = next((each for each in self._actors if self._has_room(each)), None)
+        if shared is None:
+            shared = SharedActor(asyncio.create_task(self._start()))
+            self._actors.append(shared)
+        number = min(set(range(self.num_pairs)) - shared.taken)
+        shared.taken.add(number)
+        try:
+            return Place(shared, await asyncio.shield(shared.starting), number)
+        except BaseException:
+            self._leave(shared, number)
+            raise
+
+    def release(self, place: Place) -> None:
+        """End what is at a place, and its actor with the last of them."""
+        if self._leave(place.shared, place.number):
+            ray.kill(place.actor)
+        else:
+            place.actor.end.remote(place.number)
+
+    def retire(self, shared: SharedActor) -> None:
+        """Hand out no places of an actor any more."""
+        with suppress(ValueError):  # another slot of it has said so
+            self._actors.remove(shared)
+
+    def _leave(self, shared: SharedActor, number: int) -> bool:
+        """Take note that nobody is at a place; return whether that was the last one."""
+        shared.taken.discard(number)
+        if shared.taken:
+            return False
+        self.retire(shared)
+        shared.starting.cancel()
+        return True
+
+    def _has_room(self, shared: SharedActor) -> bool:
+        is_leaving = shared.node in self.node_watch.draining or self.node_watch.is_silent(shared.node)
+        return len(shared.taken) < self.num_pairs and not is_leaving
+
+    async def _start(self) -> ray.actor.ActorHandle:
         """Start an actor on a node that answers, as soon as a core is free for its start."""
         await self.throttle.acquire()
         labels = self.options["label_selector"] | self.node_watch.away_from_silent_nodes()
         fleet = ray.get_runtime_context().current_actor
-        arguments = (self.pair, self.sampler, self.limits, fleet, self.listener)
+        arguments = (self.pair, self.sampler, self.limits, fleet, self.listener, self.num_pairs)
         return start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
 
 
-async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) -> str | None:
+async def wait_until_ready(place: Place, node_watch: NodeWatch) -> str | None:
     """The node of an actor that has started; ``None`` where a silent node is back before.
 
     The actor was kept away from that node, and the cluster may have no room elsewhere.
     """
-    ready: asyncio.Future[str] = asyncio.ensure_future(actor.ready.remote())
+    ready: asyncio.Future[str] = asyncio.ensure_future(place.ready())
     waits_for: list[asyncio.Future[Any]] = [ready]
     if node_watch.away_from_silent_nodes():
         waits_for.append(node_watch.next_return())
@@ -86,13 +174,14 @@ async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) 
 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
-    """The Ray options of an actor: the needs of its environment class, else the fleet's settings."""
+    """The Ray options of an actor: the needs of its pairs' environment class, else the fleet's settings."""
     needs, reserved = pair.env_class.actor_needs, node_resources(config.nodes)
-    cpus = reserved.pop("CPU", 0.0)
+    cpus, num_pairs = reserved.pop("CPU", 0.0), config.pairs_per_actor
     return {
-        "num_cpus": cpus if needs.num_cpus is None else needs.num_cpus,
-        "memory": needs.memory_bytes,
-        "resources": {**reserved, **needs.resources},
+        "num_cpus": num_pairs * (cpus if needs.num_cpus is None else needs.num_cpus),
+        "memory": None if needs.memory_bytes is None else num_pairs * needs.memory_bytes,
+        "resources": {name: num_pairs * amount for name, amount in {**reserved, **needs.resources}.items()},
+        "max_concurrency": 1 if num_pairs == 1 else 2 * num_pairs + 1,
         "label_selector": node_labels(config.nodes),
         "runtime_env": dict(needs.runtime_env),
         **EVERYWHERE,

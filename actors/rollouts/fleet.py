@@ -59,7 +59,8 @@ class RolloutFleet:
         config: FleetConfig,
         listener: ray.actor.ActorHandle | None = None,
     ) -> None:
-        self._factory = ActorFactory(pair, sampler, limits, actor_options(pair, config), listener)
+        options = actor_options(pair, config)
+        self._factory = ActorFactory(pair, sampler, limits, options, listener, config.pairs_per_actor)
         self._queue, self._config = queue, config
         self._slots: dict[int, Slot] = {}
         self._dispatcher = Dispatcher(self._slots)

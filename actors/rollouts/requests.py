@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.rollouts.journal import MAX_STORE_BYTES
+from actors.rollouts.player import PastMessage
 from actors.rollouts.rollout import RolloutRequest
-from actors.rollouts.rollout_actor import PastMessage
 from environments.types import TerminationReason
 
 FIRST_PAUSE_SECONDS = 0.2

@@ -1,97 +1,42 @@
-"""The Ray actor that plays rollouts: one agent, one environment, one process.
+"""The Ray actor that plays rollouts: with one pair in its own process, or several in processes of their own.
+
+::
+
+    fleet.pairs_per_actor=1                  more
+
+    RolloutActor                             RolloutActor ── Zygote ── forks ──┐
+      Player: agent, environment               PairProcess ── a pipe ── Player: agent, environment
+                                               PairProcess ── a pipe ── Player ...
 
 This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
 """
 
 from __future__ import annotations
 
-import logging
-import resource
 import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
-from actors.rollouts.journal import Journal
-from actors.rollouts.replay import LostError, replayed
-from actors.rollouts.rollout import (
-    OnStep,
-    Pair,
-    RolloutLimits,
-    RolloutRequest,
-    boundary,
-    failed,
-    owned_by,
-    run_rollout,
-)
-from actors.rollouts.time_limit import TimeLimit, TimeLimitReached
-from actors.timing import (
-    ENV_CLOSE_SECONDS,
-    SAMPLER_RESTART_SECONDS,
-    SAMPLER_RETRY_SECONDS,
-)
-from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
-from environments.errors import (
-    AgentError,
-    ContractError,
-    EnvironmentFailure,
-    PromptTooLongError,
-    SamplerError,
-    TroupeError,
-)
-from environments.types import Completion, Step, TerminationReason, Trajectory
-from policies.agents.base import BaseAgent
+from actors.rollouts.pair_process import PairProcess, Zygote
+from actors.rollouts.player import PastMessage, Player, RolloutResult
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.time_limit import TimeLimitReached
+from actors.timing import SAMPLER_RESTART_SECONDS, SAMPLER_RETRY_SECONDS
+from environments.errors import SamplerError, TroupeError
+from environments.types import Completion, StepEvent
 from policies.sampler import SampleRequest
-
-logger = logging.getLogger(__name__)
-
-UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
-"""Endings that leave the process in an unknown state."""
-
-
-class PastMessage(NamedTuple):
-    """An earlier message of a conversation, and the journal of all turns that it took."""
-
-    request: RolloutRequest
-    turns: tuple[bytes, ...]
-
-
-class RolloutResult(NamedTuple):
-    """A rollout as its actor returns it."""
-
-    trajectory: Trajectory
-    usable: bool
-    """True if the process can be used again: what was interrupted at a time limit, or has used up its memory,
-    leaves it in an unknown state."""
-    retained: bool = False
-    """True if agent and environment wait for a follow-up."""
-    turns: tuple[bytes, ...] = ()
-    """The journal of its turns, if it is retained and the environment can be rebuilt from it."""
-    lost: bool = False
-    """True if it failed because the pair that it goes on with could not be rebuilt."""
-    beginnings: tuple[tuple[bytes, ...], ...] = ()
-    """Journals with which the forks of this rollout begin, by their numbers."""
-
-
-class LivePair(NamedTuple):
-    """Agent and environment after a rollout, for a client's next message."""
-
-    rollout_id: str
-    agent: BaseAgent
-    env: BaseEnv
 
 
 @ray.remote(num_cpus=0)
 class RolloutActor:
-    """One agent and one environment at a time, in a process of their own that is used for many rollouts.
+    """Places for pairs, each of which plays many rollouts.
 
-    After a client's message both may stay for the next one. Then the fleet sends that, or ``close_pair``.
+    consumes one request a place · waits for the sampling actor's completion · produces one trajectory
 
-    consumes one request · waits for the sampling actor's completion · produces one trajectory
+    Args:
+        num_pairs: its places. One pair plays in this process, and several in processes of their own.
     """
 
     def __init__(
@@ -101,169 +46,74 @@ class RolloutActor:
         limits: RolloutLimits,
         fleet: ray.actor.ActorHandle,
         listener: ray.actor.ActorHandle | None = None,
+        num_pairs: int = 1,
     ) -> None:
-        self._fleet, self._listener = fleet, listener
-        self._pair = pair
-        self._limits = limits
-        self._sampler = sampler
-        self._deadline = 0.0
-        self._time_limit = TimeLimit()
-        self._live_pair: LivePair | None = None
-        limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
+        self._pair, self._limits = pair, limits
+        self._link = RayLink(sampler, fleet, listener)
+        self._zygote = Zygote(pair) if num_pairs > 1 else None
+        self._players: dict[int, Player | PairProcess] = {}
+        if self._zygote is None:
+            self._players[0] = Player(pair, limits, self._link)
 
-    def ready(self) -> str:
-        """The id of the node, once the process is up."""
+    def ready(self, place: int = 0) -> str:
+        """Return the id of the node, once the place's process is up, which this starts if there is none."""
+        if place not in self._players:
+            assert self._zygote is not None
+            self._players[place] = PairProcess(self._zygote, self._pair, self._limits, self._link)
+        player = self._players[place]
+        if isinstance(player, PairProcess):
+            player.check()
         return str(ray.get_runtime_context().get_node_id())
 
     def run(
         self,
+        place: int,
         request: RolloutRequest,
         attempt: int,
         entries: Sequence[bytes],
         history: Sequence[PastMessage] = (),
     ) -> RolloutResult:
-        """Play ``request``, after the turns that its journal's ``entries`` hold.
+        """Play ``request`` at a place; see ``Player.run``."""
+        return self._players[place].run(request, attempt, entries, history)
 
-        A follow-up goes on with the pair that is here, else with one that is rebuilt from ``history``.
+    def close_pair(self, place: int) -> bool:
+        """Close the environment that waits there for a follow-up, and return whether it was in time."""
+        return self._players[place].close_pair()
 
-        Whatever agent, environment or sampler raise is in the trajectory.
-        """
-        start = time.monotonic()
-        self._deadline = start + self._limits.timeout_seconds
-        turns = list(entries)
-        num_earlier, lost = 0, False
-        agent: BaseAgent | None = None
-        env: BaseEnv | None = None
-        if self._live_pair is not None:
-            (_, agent, env), self._live_pair = self._live_pair, None
-        try:
-            with self._time_limit.of(self._limits.timeout_seconds):
-                if agent is None or env is None:
-                    first = history[0].request if history else request
-                    agent, env = self._pair.make_agent(), self._pair.make_env(first)
-                    self._repeat(history, agent, env)
-                    request = replayed(agent, env, request, self._limits)
-                num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
-                journal = self._journal(request, attempt, turns)
-                trajectory = run_rollout(
-                    agent, env, self._sample, request, self._limits, journal, self._step_listener(request)
-                )
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
-            lost = isinstance(error, LostError)
-            reason, text = self._ending(error)
-            trajectory = failed(request, reason, text, _played_steps(agent)[num_earlier:])
-            trajectory.masked = reason is TerminationReason.TIMEOUT and self._limits.overlong_filter
-        beginnings = self._beginnings(request, trajectory, turns)
-        usable = trajectory.termination_reason not in UNUSABLE_AFTER
-        is_retained = request.keep_seconds is not None and trajectory.has_answer
-        if is_retained and agent is not None and env is not None:
-            self._live_pair = LivePair(request.rollout_id, agent, env)
-        elif env is not None:
-            usable = self._close(env, trajectory) and usable
-        trajectory.seconds = time.monotonic() - start
-        if self._live_pair is None:
-            return RolloutResult(trajectory, usable, lost=lost, beginnings=beginnings)
-        is_whole = len(turns) == len(trajectory.steps)
-        return RolloutResult(trajectory, usable, retained=True, turns=tuple(turns) if is_whole else ())
+    def end(self, place: int) -> None:
+        """End the process of a place, if it has one of its own."""
+        player = self._players.pop(place, None)
+        if isinstance(player, PairProcess):
+            player.end()
 
-    def _ending(self, error: Exception | KeyboardInterrupt) -> tuple[TerminationReason, str]:
-        """Reason and text with which a rollout has ended that raised ``error``."""
-        match error:
-            case TroupeError():
-                return _reason(error), _report(error)
-            case KeyboardInterrupt():  # also Ray's own, which it raises instead when it was waiting
-                text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
-                return TerminationReason.TIMEOUT, text + _innermost(error)
-            case _:  # a gap in the boundaries around the user's code
-                return TerminationReason.ENV_ERROR, "".join(traceback.format_exception(error))
 
-    def close_pair(self) -> bool:
-        """Close the environment that waits for a follow-up, and return whether it was in time."""
-        if self._live_pair is None:
-            return True
-        (rollout_id, _, env), self._live_pair = self._live_pair, None
-        closing = Trajectory(rollout_id=rollout_id)
-        in_time = self._close(env, closing)
-        if closing.error is not None:
-            logger.warning("The conversation of %s ended with an error: %s", rollout_id, closing.error)
-        return in_time
+class RayLink:
+    """The way from a rollout actor to the other actors of a run."""
 
-    def _repeat(self, history: Sequence[PastMessage], agent: BaseAgent, env: BaseEnv) -> None:
-        """Bring a new pair to where the one stood that has played ``history``: nothing is sampled.
+    def __init__(
+        self,
+        sampler: ray.actor.ActorHandle,
+        fleet: ray.actor.ActorHandle,
+        listener: ray.actor.ActorHandle | None,
+    ) -> None:
+        self._sampler, self._fleet, self._listener = sampler, fleet, listener
+        self.is_followed = listener is not None
 
-        Raises:
-            LostError: the agent or the environment does not repeat it.
-        """
-        for request, turns in history:
-            journal = Journal(self._pair.env_class.resumes_by, entries=turns)
-            try:
-                request = replayed(agent, env, request, self._limits)
-                run_rollout(agent, env, _sample_nothing, request, self._limits, journal)
-            except ContractError as error:
-                raise LostError(str(error)) from error
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Send a turn without a result: nothing waits for the fleet."""
+        self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)
 
-    def _beginnings(
-        self, request: RolloutRequest, trajectory: Trajectory, turns: Sequence[bytes]
-    ) -> tuple[tuple[bytes, ...], ...]:
-        """The journals with which the forks of a rollout begin: one that has ended before is shared whole.
+    def on_step(self, rollout_id: str, step: StepEvent) -> None:
+        """Send a step without a result."""
+        assert self._listener is not None
+        self._listener.on_step.options(num_returns=0).remote(rollout_id, step)
 
-        None where infrastructure has spoilt it, so that its forks begin with the task.
-        """
-        if request.forked_at is None or _is_spoilt(trajectory):
-            return ()
-        try:
-            with boundary(
-                EnvironmentFailure, "choice of turns", "rollout.forks", f"at={request.forked_at.at}"
-            ):
-                chosen = request.forked_at.turns(trajectory.steps, self._limits.max_steps)
-        except TroupeError as error:
-            trajectory.termination_reason, trajectory.error = _reason(error), _report(error)
-            return ()
-        return tuple(tuple(turns[:turn]) for turn in chosen)
-
-    def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
-        """A journal that the fleet stores. New turns of a conversation are added to ``turns``."""
-
-        def record(index: int, entry: bytes) -> None:
-            if request.keep_seconds is not None or request.forked_at is not None:
-                turns.append(entry)
-            # Without a result: nothing waits for the fleet.
-            self._fleet.record_turn.options(num_returns=0).remote(request.rollout_id, attempt, index, entry)
-
-        return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
-
-    def _step_listener(self, request: RolloutRequest) -> OnStep | None:
-        """The function that passes a step on to the listener, if there is one."""
-        if self._listener is None:
-            return None
-        on_step = self._listener.on_step.options(num_returns=0)
-        return lambda step: on_step.remote(request.rollout_id, step)
-
-    def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
-        """Close ``env``, and return whether it was in time.
-
-        If that fails, the trajectory is as good as before, but has the error.
-        """
-        try:
-            with (
-                self._time_limit.of(ENV_CLOSE_SECONDS),
-                owned_by(EnvironmentFailure, "environment", env)("close"),
-            ):
-                env.close()
-        except TroupeError as error:
-            trajectory.error = trajectory.error or _report(error)
-        except KeyboardInterrupt:
-            text = f"{type(env).__name__}.close ran longer than {ENV_CLOSE_SECONDS:g} s."
-            trajectory.error = trajectory.error or text
-            return False
-        return True
-
-    def _sample(self, request: SampleRequest) -> Completion:
+    def sample(self, request: SampleRequest, deadline: float) -> Completion:
         """One completion. Ray starts a sampling actor that has died anew; meanwhile this waits for it."""
         lost_at: float | None = None
         while True:
             try:
-                return self._call_sampler(request)
+                return self._call_sampler(request, deadline)
             except ActorUnavailableError as error:
                 now = time.monotonic()
                 lost_at = lost_at or now
@@ -273,10 +123,10 @@ class RolloutActor:
             except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
                 raise SamplerError(f"The sampler's process has ended: {error}") from error
 
-    def _call_sampler(self, request: SampleRequest) -> Completion:
+    def _call_sampler(self, request: SampleRequest, deadline: float) -> Completion:
         completion = self._sampler.sample.remote(request)
         try:
-            left = max(0.0, self._deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
             return ray.get(completion, timeout=left)
         except (GetTimeoutError, KeyboardInterrupt):
             ray.cancel(completion)  # else the engine would go on sampling without need
@@ -285,60 +135,3 @@ class RolloutActor:
             if isinstance(error.cause, TroupeError):
                 raise error.cause from None
             raise SamplerError(f"The sampler failed: {error}") from error
-
-
-def _sample_nothing(request: SampleRequest) -> Completion:
-    """An episode that is repeated has no more turns: it had ended here for the same reason."""
-    raise PromptTooLongError("This turn was not played: the prompt left no room for it.")
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Let this process allocate ``num_bytes`` beyond what it has: more is a ``MemoryError``.
-
-    Without a limit one environment would have the kernel end whatever process it likes best.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    wanted = present + num_bytes
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
-
-
-def _played_steps(agent: BaseAgent | None) -> list[Step]:
-    if agent is None:
-        return []
-    try:
-        with owned_by(AgentError, "agent", agent)("trajectory"):
-            return list(agent.trajectory.steps)
-    except AgentError:  # it failed before it had one; what failed is reported already
-        return []
-
-
-def _is_spoilt(trajectory: Trajectory) -> bool:
-    reason = trajectory.termination_reason
-    return reason is not None and reason.is_infrastructure
-
-
-def _reason(error: TroupeError) -> TerminationReason:
-    if isinstance(error.__cause__, MemoryError):
-        return TerminationReason.OUT_OF_MEMORY
-    if isinstance(error.__cause__, SystemExit):
-        return TerminationReason.CRASHED
-    if isinstance(error, SamplerError):
-        return TerminationReason.SAMPLER_ERROR
-    if isinstance(error, AgentError):
-        return TerminationReason.AGENT_ERROR
-    return TerminationReason.ENV_ERROR
-
-
-def _report(error: TroupeError) -> str:
-    """The error's sentence, and below it the traceback of the user's code that caused it."""
-    cause = error.__cause__
-    details = "".join(traceback.format_exception(cause)) if cause is not None else ""
-    return f"{type(error).__name__}: {error}\n{details}".rstrip()
-
-
-def _innermost(error: BaseException) -> str:
-    """Last calls of the stack in which the rollout was."""
-    return "".join(traceback.format_tb(error.__traceback__)[-4:-1]).rstrip()

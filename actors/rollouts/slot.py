@@ -1,4 +1,4 @@
-"""A slot of the fleet: the place of one rollout actor, after which another one comes when it is lost.
+"""A slot of the fleet: a place of a rollout actor, after which another one comes when it is lost.
 
 ::
 
@@ -13,10 +13,10 @@ state     what its actor does                                    is up   may be 
                                                                          cancelled
 ========  =====================================================  ======  =========  =================
 STARTING  waits for a core and for room, or its process starts           yes
-IDLE      waits for a request                                    yes     yes        actor, node
-WARM      waits for a request, with a conversation's pair        yes     yes        actor, node, pair
-PLAYING   plays a rollout; its result waits for delivery         yes                actor, node, rollout
-CLOSING   closes the environment of a pair                       yes                actor, node
+IDLE      waits for a request                                    yes     yes        place, node
+WARM      waits for a request, with a conversation's pair        yes     yes        place, node, pair
+PLAYING   plays a rollout; its result waits for delivery         yes                place, node, rollout
+CLOSING   closes the environment of a pair                       yes                place, node
 GONE      nothing: it has ended                                          yes
 ========  =====================================================  ======  =========  =================
 
@@ -35,14 +35,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.rollouts.actor_factory import ActorFactory, wait_until_ready
+from actors.rollouts.actor_factory import ActorFactory, Place, wait_until_ready
 from actors.rollouts.fleet_report import ActorFailure
+from actors.rollouts.player import PastMessage, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
-from actors.rollouts.rollout_actor import PastMessage, RolloutResult
 from actors.timing import ENV_CLOSE_SECONDS, LIMIT_GRACE_SECONDS, NODE_SILENCE_SECONDS, SLOT_ANSWER_SECONDS
 from environments.types import TerminationReason
 
@@ -89,7 +88,7 @@ class Slot:
     factory: ActorFactory
     failure: ActorFailure | None = None
     state: SlotState = SlotState.STARTING
-    actor: Any = None
+    place: Place | None = None
     node: str = ""
     pair: WarmPair | None = None
     rollout: PendingRollout | None = None
@@ -125,8 +124,15 @@ class Slot:
     async def start(self) -> bool:
         """Start an actor; return whether it is up, and not given up for one with more room."""
         self.state = SlotState.STARTING
-        self.actor = await self.factory.make()
-        self.node = await wait_until_ready(self.actor, self.factory.node_watch) or ""
+        self.place = await self.factory.make()
+        try:
+            self.node = await wait_until_ready(self.place, self.factory.node_watch) or ""
+        except RayError:
+            self.factory.retire(self.place.shared)
+            if self.place.shared.node:  # another slot's actor, which has died since
+                return False
+            raise
+        self.place.shared.node = self.node
         return bool(self.node)
 
     def await_request(self) -> None:
@@ -145,7 +151,8 @@ class Slot:
         self.pair, self.rollout = None, rollout
         rollout.playing_since = rollout.last_turn = time.monotonic()
         try:
-            call = self.actor.run.remote(rollout.request, rollout.attempt, entries, history)
+            assert self.place is not None
+            call = self.place.run(rollout.request, rollout.attempt, entries, history)
             result = await self._result_or_failure(asyncio.ensure_future(call), rollout.request)
         finally:
             self.rollout = None
@@ -156,7 +163,8 @@ class Slot:
     async def close_pair(self) -> bool:
         """Close the environment of the pair, and return whether the actor can be used again."""
         self.pair, self.state = None, SlotState.CLOSING
-        closing: asyncio.Future[bool] = asyncio.ensure_future(self.actor.close_pair.remote())
+        assert self.place is not None
+        closing: asyncio.Future[bool] = asyncio.ensure_future(self.place.close_pair())
         try:
             if await self._ends_in_time(closing, ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
                 return await closing
@@ -167,11 +175,11 @@ class Slot:
         return False
 
     def end_actor(self) -> None:
-        """End the actor, if there is one."""
+        """End what plays here, if anything does."""
         self.state, self.node, self.pair = SlotState.GONE, "", None
-        if self.actor is not None:
-            ray.kill(self.actor)
-            self.actor = None
+        if self.place is not None:
+            self.factory.release(self.place)
+            self.place = None
 
     async def responds(self) -> bool:
         """True if the actor, which is to play now, answers. Else whatever it was to play has not begun.
@@ -180,7 +188,8 @@ class Slot:
         waited.
         """
         self.state = SlotState.PLAYING
-        answer: asyncio.Future[str] = asyncio.ensure_future(self.actor.ready.remote())
+        assert self.place is not None
+        answer: asyncio.Future[str] = asyncio.ensure_future(self.place.ready())
         in_time = await self._ends_in_time(answer, SLOT_ANSWER_SECONDS)
         return in_time and answer.exception() is None and not self._silence().done()
 

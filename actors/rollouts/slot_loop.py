@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from actors.rollouts.actor_factory import ActorFactory
 from actors.rollouts.dispatcher import Dispatcher
 from actors.rollouts.fleet_report import ActorFailure, FleetStatus
+from actors.rollouts.player import PastMessage, RolloutResult
 from actors.rollouts.requests import RESUMED_AFTER, PastMessages, PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
-from actors.rollouts.rollout_actor import PastMessage, RolloutResult
 from actors.rollouts.slot import Slot
 from actors.settings import FleetConfig
 from environments.types import TerminationReason, Trajectory
@@ -57,7 +57,7 @@ class SlotLoop:
                     num_failures = 0
                     with self._factory.node_watch.watched(slot.node):
                         await self._keep_busy(slot)
-            except RayActorError as error:
+            except (RayActorError, RayTaskError) as error:  # the latter: a pair's process did not start in it
                 logger.warning("A rollout actor did not start: %s", error)
                 if (num_failures := num_failures + 1) == MAX_START_FAILURES:
                     raise

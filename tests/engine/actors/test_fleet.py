@@ -68,15 +68,15 @@ def stream(ray_cluster: None) -> Iterator[TrajectoryStream]:
     stream.close()
 
 
-@pytest.fixture(scope="module")
-def fleet(stream: TrajectoryStream) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["a process each", "two an actor"])
+def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[Any]:
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"]))
     fleet = RolloutFleet.remote(
         Pair(agent_class=GameAgent, env_class=UnrulyEnv),
         sampler,
         stream.queue,
         RolloutLimits(timeout_seconds=TIMEOUT_SECONDS),
-        FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES),
+        FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES, pairs_per_actor=request.param),
     )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))

@@ -19,8 +19,8 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from actors import timing
 from actors.ray_tools import node_watch
 from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
+from actors.rollouts.player import RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.rollout_actor import RolloutResult
 from actors.settings import FleetConfig
 from environments import BaseEnv
 from environments.types import TerminationReason, Trajectory
@@ -136,7 +136,7 @@ class Actor:
         if self.node is node:  # it is still there
             node.say(word)
 
-    def _ready(self) -> asyncio.Future[str]:
+    def _ready(self, place: int) -> asyncio.Future[str]:
         if not self._is_up.done():
             return self._is_up
         call = self._call()
@@ -151,7 +151,9 @@ class Actor:
         self._calls = [each for each in self._calls if not each.done()] + [call]
         return call
 
-    def _run(self, request: RolloutRequest, _: int, entries: Any, history: Any) -> asyncio.Future[Any]:
+    def _run(
+        self, place: int, request: RolloutRequest, attempt: int, entries: Any, history: Any
+    ) -> asyncio.Future[Any]:
         call = self._call()
         if self.node is not None:
             self._cluster.check_start(self.node, request.rollout_id)
@@ -179,7 +181,7 @@ class Actor:
             )
             node.say(partial(_settle, call, result))
 
-    def _close_pair(self) -> asyncio.Future[Any]:
+    def _close_pair(self, place: int) -> asyncio.Future[Any]:
         call = self._call()
         if self.node is not None:
             seconds = self._cluster.rng.uniform(0.0, 2.0)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from resumed_episodes import NUM_TURNS, ReplayedEnv, RestoredEnv, SeedSampler
 
-from actors.rollouts import rollout_actor
+from actors.rollouts import player
 from actors.rollouts.dispatcher import Dispatcher
 from actors.rollouts.forks import ForkPoints
+from actors.rollouts.player import RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.rollout_actor import RolloutResult
 from actors.rollouts.slot import Slot, SlotState
 from actors.rollouts.stream import TrajectoryStream
 from environments import Dataset
@@ -41,20 +41,19 @@ class Player:
     """The code of rollout actors and of the dispatcher, without processes: plays requests one by one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, env_class: type[ReplayedEnv] = ReplayedEnv) -> None:
-        monkeypatch.setattr(rollout_actor, "limit_memory", lambda num_bytes: None)
+        monkeypatch.setattr(player, "limit_memory", lambda num_bytes: None)
         self.sampler = SeedSampler()
         self.slot = Slot(0, SimpleNamespace(), state=SlotState.IDLE)  # type: ignore[arg-type]
         self.dispatcher = Dispatcher({0: self.slot})
         self.attempts: list[tuple[str, int]] = []
         """Rollouts in the order in which they were played, with the finished turns that each was given."""
-        actor_class: Any = rollout_actor.RolloutActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
-        record = SimpleNamespace(remote=self.dispatcher.journals.record)
-        fleet = SimpleNamespace(record_turn=SimpleNamespace(options=lambda num_returns: record))
+        link: Any = SimpleNamespace(
+            is_followed=False, sample=self._sample, record_turn=self.dispatcher.journals.record
+        )
         pair = Pair(agent_class=GameAgent, env_class=env_class)
-        self.actor = actor_class(pair, None, RolloutLimits(max_steps=NUM_TURNS), fleet)
-        self.actor._sample = self._sample
+        self.actor = player.Player(pair, RolloutLimits(max_steps=NUM_TURNS), link)
 
-    def _sample(self, request: SampleRequest) -> Completion:
+    def _sample(self, request: SampleRequest, deadline: float) -> Completion:
         params = replace(request.params, seed=(request.params.seed or 0) % LARGEST_ID)
         return asyncio.run(self.sampler.sample(replace(request, params=params)))
 

@@ -29,7 +29,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> NodeWatch:
 
 def actor(ready: asyncio.Future[str]) -> Any:
     """An actor that is up when ``ready`` is done."""
-    return SimpleNamespace(ready=SimpleNamespace(remote=lambda: ready))
+    return SimpleNamespace(ready=lambda: ready)
 
 
 def test_actor_without_room_is_given_up_when_its_node_is_back(watch: NodeWatch) -> None:

@@ -12,9 +12,9 @@ import ray
 from ray.exceptions import RayActorError
 
 from actors.rollouts import slot as slot_module
+from actors.rollouts.player import RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
-from actors.rollouts.rollout_actor import RolloutResult
 from actors.rollouts.slot import BUSY, Slot, SlotState
 from environments.types import TerminationReason
 

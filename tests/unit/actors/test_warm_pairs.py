@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from actors.rollouts import fleet
 from actors.rollouts.dispatcher import choose_rollout
+from actors.rollouts.player import PastMessage, RolloutResult
 from actors.rollouts.requests import PastMessages, PendingRollout
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest, failed
-from actors.rollouts.rollout_actor import PastMessage, RolloutResult
 from actors.rollouts.slot import Slot, SlotState, WarmPair
 from actors.settings import FleetConfig
 from environments import ToolEnvironment

@@ -1,0 +1,209 @@
+"""Pairs in processes that are forked from one: what they play, and that nothing of one reaches another."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from machine import wait_until
+
+from actors.rollouts.journal import Journal
+from actors.rollouts.pair_process import PairProcess, Zygote
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.time_limit import TimeLimitReached
+from environments.base import BaseEnv
+from environments.errors import SamplerError
+from environments.types import Completion, StepEvent, TerminationReason
+from policies import GameAgent
+from policies.sampler import SampleRequest
+
+LIMITS = RolloutLimits(max_steps=3, timeout_seconds=20)
+
+
+class ModeEnv(BaseEnv):
+    """Does in its second step what its task says."""
+
+    resumes_by = "replay"
+
+    def __init__(self, mode: str) -> None:
+        self.mode, self.turn = mode, 0
+
+    def reset(self) -> tuple[dict, dict]:
+        return {"question": "?", "pid": os.getpid()}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+        self.turn += 1
+        if self.turn == 2:
+            match self.mode:
+                case "hang":
+                    time.sleep(1000)
+                case "exit":
+                    os._exit(3)
+                case "allocate":
+                    bytearray(1 << 34)
+                case "unpicklable":
+                    return "", 1.0, True, {"lock": sys._getframe()}
+        numbers = {
+            "drawn": float(np.random.random()),
+            "is_ray_here": "ray" in sys.modules,
+            "pid": os.getpid(),
+        }
+        return "", 1.0, self.turn == 2, numbers
+
+    @staticmethod
+    def from_dict(info: dict) -> ModeEnv:
+        return ModeEnv(info["mode"])
+
+
+class EchoLink:
+    """Answers with the number of the call, and keeps what it was sent."""
+
+    is_followed = True
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.turns: list[tuple[str, int, int, bytes]] = []
+        self.steps: list[StepEvent] = []
+        self.error: Exception | None = None
+
+    def sample(self, request: SampleRequest, deadline: float) -> Completion:
+        self.num_calls += 1
+        if self.error is not None:
+            raise self.error
+        return Completion(
+            prompt_ids=(1, 2),
+            completion_ids=(self.num_calls,),
+            logprobs=(-0.5,),
+            text="a",
+            finish_reason="stop",
+        )
+
+    def record_turn(self, *turn: Any) -> None:
+        self.turns.append(turn)
+
+    def on_step(self, rollout_id: str, step: StepEvent) -> None:
+        self.steps.append(step)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote(Pair(agent_class=GameAgent, env_class=ModeEnv))
+    yield zygote
+    zygote.end()
+
+
+class Place:
+    """A pair's process, with the link that it has."""
+
+    def __init__(self, zygote: Zygote, limits: RolloutLimits = LIMITS) -> None:
+        self.link = EchoLink()
+        self.process = PairProcess(zygote, Pair(agent_class=GameAgent, env_class=ModeEnv), limits, self.link)
+
+    def play(self, mode: str, **fields: Any) -> Any:
+        request = RolloutRequest(rollout_id="g/0", group_id="g", task={"mode": mode}, **fields)
+        return self.process.run(request, 1, ())
+
+
+@pytest.fixture
+def place(zygote: Zygote) -> Iterator[Place]:
+    place = Place(zygote)
+    yield place
+    place.process.end()
+
+
+def test_rollouts_turns_and_steps_arrive(place: Place) -> None:
+    for _ in range(2):
+        result = place.play("")
+        assert (result.trajectory.termination_reason, result.usable) == (TerminationReason.ENV_DONE, True)
+    assert result.trajectory.completions[1].completion_ids == (4,)
+    assert [each[2] for each in place.link.turns] == [0, 1, 0, 1]
+    assert len(Journal("replay", entries=[each[3] for each in place.link.turns[:2]])._finished) == 2
+    assert [step.index for step in place.link.steps] == [0, 1, 0, 1]
+
+
+def test_pairs_have_processes_and_random_numbers_of_their_own(zygote: Zygote, place: Place) -> None:
+    other = Place(zygote)
+    infos = [each.play("").trajectory.steps[0].info for each in (place, other)]
+    other.process.end()
+    assert infos[0]["pid"] != infos[1]["pid"] != os.getpid()
+    assert infos[0]["drawn"] != infos[1]["drawn"]
+    assert not infos[0]["is_ray_here"], "its threads would not be in a forked process"
+
+
+def test_pair_waits_for_its_next_message(place: Place) -> None:
+    result = place.play("", keep_seconds=60.0)
+    assert (result.retained, len(result.turns)) == (True, 2)
+    assert place.process.close_pair()
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("hang", TerminationReason.TIMEOUT),
+        ("exit", TerminationReason.CRASHED),
+        ("allocate", TerminationReason.OUT_OF_MEMORY),
+    ],
+)
+def test_lost_process_takes_no_other_along(
+    zygote: Zygote, place: Place, mode: str, reason: TerminationReason
+) -> None:
+    lost = Place(zygote, replace(LIMITS, timeout_seconds=2) if mode == "hang" else LIMITS)
+    result = lost.play(mode)
+    assert (result.trajectory.termination_reason, result.usable) == (reason, False)
+    if mode == "exit":
+        with pytest.raises(ChildProcessError):
+            lost.process.check()
+        assert lost.play("").trajectory.termination_reason is TerminationReason.CRASHED
+        assert not lost.process.close_pair()
+    lost.process.end()
+    place.process.check()
+    assert place.play("").trajectory.termination_reason is TerminationReason.ENV_DONE
+
+
+def test_errors_of_the_sampler_reach_the_rollout(place: Place) -> None:
+    place.link.error = SamplerError("no engine")
+    trajectory = place.play("").trajectory
+    assert trajectory.termination_reason is TerminationReason.SAMPLER_ERROR
+    assert "no engine" in trajectory.error
+
+
+def test_sampling_that_outlasts_the_limit_ends_the_rollout(zygote: Zygote) -> None:
+    place = Place(zygote, replace(LIMITS, timeout_seconds=1))
+    place.link.error = TimeLimitReached()
+    assert place.play("").trajectory.termination_reason is TerminationReason.TIMEOUT
+    place.process.end()
+
+
+def test_result_that_cannot_be_sent_is_named(place: Place) -> None:
+    with pytest.raises(RuntimeError, match="frame"):
+        place.play("unpicklable")
+    assert place.play("").trajectory.termination_reason is TerminationReason.ENV_DONE
+
+
+def test_processes_end_with_the_zygote() -> None:
+    zygote = Zygote(Pair(agent_class=GameAgent, env_class=ModeEnv))
+    pid = Place(zygote).play("").trajectory.steps[0].info["pid"]
+    zygote.end()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 20)
+
+
+def test_module_that_starts_a_thread_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    (tmp_path / "threaded_world.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
+    zygote = Zygote(Pair(agent_class=GameAgent, env_class=environment))
+    with pytest.raises(
+        RuntimeError, match="game and threaded_world for fleet"
+    ):
+        Place(zygote)
+    assert "has started 1 thread(s)" in capfd.readouterr().err
