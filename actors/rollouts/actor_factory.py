@@ -48,10 +48,11 @@ def num_cores() -> int:
 
 @dataclass(eq=False, slots=True)
 class SharedActor:
-    """A rollout actor with its places, of which those in ``taken`` have slots."""
+    """A rollout actor that slots share. Each takes a place with a number that none has had before."""
 
     starting: asyncio.Task[ray.actor.ActorHandle]
-    taken: set[int] = field(default_factory=set)
+    num_taken: int = 0
+    next_number: int = 0
     node: str = ""
     """Its node, once it is up."""
 
@@ -115,30 +116,31 @@ class ActorFactory:
         if shared is None:
             shared = SharedActor(asyncio.create_task(self._start()))
             self._actors.append(shared)
-        number = min(set(range(self.num_pairs)) - shared.taken)
-        shared.taken.add(number)
+        number = shared.next_number
+        shared.next_number += 1
+        shared.num_taken += 1
         try:
             return Place(shared, await asyncio.shield(shared.starting), number)
         except BaseException:
-            self._leave(shared, number)
+            self._leave(shared)
             raise
 
     def release(self, place: Place) -> None:
         """End what is at a place, and its actor with the last of them."""
-        if self._leave(place.shared, place.number):
+        if self._leave(place.shared):
             ray.kill(place.actor)
         else:
-            place.actor.end.remote(place.number)
+            place.actor.end_pair.remote(place.number)
 
     def retire(self, shared: SharedActor) -> None:
         """Hand out no places of an actor any more."""
         with suppress(ValueError):  # another slot of it has said so
             self._actors.remove(shared)
 
-    def _leave(self, shared: SharedActor, number: int) -> bool:
-        """Take note that nobody is at a place; return whether that was the last one."""
-        shared.taken.discard(number)
-        if shared.taken:
+    def _leave(self, shared: SharedActor) -> bool:
+        """Take note that a place is left; return whether that was the last one."""
+        shared.num_taken -= 1
+        if shared.num_taken:
             return False
         self.retire(shared)
         shared.starting.cancel()
@@ -146,7 +148,7 @@ class ActorFactory:
 
     def _has_room(self, shared: SharedActor) -> bool:
         is_leaving = shared.node in self.node_watch.draining or self.node_watch.is_silent(shared.node)
-        return len(shared.taken) < self.num_pairs and not is_leaving
+        return shared.num_taken < self.num_pairs and not is_leaving
 
     async def _start(self) -> ray.actor.ActorHandle:
         """Start an actor on a node that answers, as soon as a core is free for its start."""

@@ -80,7 +80,7 @@ class RolloutActor:
         """Close the environment that waits there for a follow-up, and return whether it was in time."""
         return self._players[place].close_pair()
 
-    def end(self, place: int) -> None:
+    def end_pair(self, place: int) -> None:
         """End the process of a place, if it has one of its own."""
         player = self._players.pop(place, None)
         if isinstance(player, PairProcess):

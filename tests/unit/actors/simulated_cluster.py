@@ -113,13 +113,15 @@ class Actor:
     def __init__(self, cluster: Cluster, avoided: str) -> None:
         self._cluster, self.avoided = cluster, avoided
         self.node: Node | None = None
-        self.playing: str | None = None
-        self._pair: str | None = None
-        """The message whose pair is here."""
+        self.playing: dict[int, str] = {}
+        """The rollout of each of its places."""
+        self._pairs: dict[int, str] = {}
+        """The message whose pair is at a place."""
         self._calls: list[asyncio.Future[Any]] = []
         self.ready = SimpleNamespace(remote=self._ready)
         self.run = SimpleNamespace(remote=self._run)
         self.close_pair = SimpleNamespace(remote=self._close_pair)
+        self.end_pair = SimpleNamespace(remote=self._end_pair)
         self._is_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         cluster.waiting.append(self)
         cluster.place_waiting()
@@ -160,19 +162,21 @@ class Actor:
             self._cluster.check_beginning(request, entries)
             after = request.follow_up.after if request.follow_up else None
             rebuilt = history[-1].request.rollout_id if history else None
-            assert (self._pair or rebuilt) == after, "each message goes on with its own conversation"
-            self._pair, self.playing = None, request.rollout_id
+            assert place not in self.playing, "one at a time"
+            here = self._pairs.pop(place, None)
+            assert (here or rebuilt) == after, "each message goes on with its own conversation"
+            self.playing[place] = request.rollout_id
             seconds = self._cluster.rng.uniform(0.5, 4.0)
-            asyncio.get_running_loop().call_later(seconds, self._end, self.node, call, request)
+            asyncio.get_running_loop().call_later(seconds, self._end, self.node, place, call, request)
         return call
 
-    def _end(self, node: Node, call: asyncio.Future[Any], request: RolloutRequest) -> None:
+    def _end(self, node: Node, place: int, call: asyncio.Future[Any], request: RolloutRequest) -> None:
         trajectory = Trajectory(
             rollout_id=request.rollout_id, termination_reason=TerminationReason.ENV_DONE, steps=[]
         )
-        if self.node is node:
-            self.playing, retained = None, request.keep_seconds is not None
-            self._pair = request.rollout_id if retained else None
+        if self.node is node and self.playing.pop(place, None) is not None:
+            if retained := request.keep_seconds is not None:
+                self._pairs[place] = request.rollout_id
             turns = (b"a turn",) if retained else ()
             num_forks = request.forked_at.num_forks if request.forked_at else 0
             beginnings = tuple((f"turn of {request.rollout_id}".encode(),) for _ in range(num_forks))
@@ -185,18 +189,22 @@ class Actor:
         call = self._call()
         if self.node is not None:
             seconds = self._cluster.rng.uniform(0.0, 2.0)
-            asyncio.get_running_loop().call_later(seconds, self._closed, self.node, call)
+            asyncio.get_running_loop().call_later(seconds, self._closed, self.node, place, call)
         return call
 
-    def _closed(self, node: Node, call: asyncio.Future[Any]) -> None:
-        self._pair = None
+    def _closed(self, node: Node, place: int, call: asyncio.Future[Any]) -> None:
+        self._pairs.pop(place, None)
         self._say(node, partial(_settle, call, True))
+
+    def _end_pair(self, place: int) -> None:
+        self.playing.pop(place, None)
+        self._pairs.pop(place, None)
 
     def end(self, is_placed_again: bool = False) -> None:
         """Its process ends, or Ray knows that its node has died."""
         if self.node is not None:
             self.node.actors.discard(self)
-        self.node = self.playing = None
+        self.node, self.playing = None, {}
         for call in self._calls:
             _fail(call)
         if is_placed_again and not self._is_up.done():  # an actor that was never up is only put elsewhere
@@ -315,7 +323,7 @@ class Cluster:
             for each in self.nodes.values()
             if each.silent_since is None
             for actor in each.actors
-            if actor.playing == rollout_id
+            if rollout_id in actor.playing.values()
         ]
         assert not heard, "no rollout is played twice at the same time"
 
@@ -348,7 +356,9 @@ class NeverMade(BaseEnv):
 
 
 @contextmanager
-def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iterator[Any]:
+def simulated_fleet(
+    cluster: Cluster, loop: SimulatedLoop, retries: int, pairs_per_actor: int = 1
+) -> Iterator[Any]:
     """The fleet's own code on the cluster."""
 
     class Options:
@@ -386,4 +396,6 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
         pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
         queue = SimpleNamespace(put_async=put, actor=None)
-        yield fleet_class(pair, None, queue, RolloutLimits(), FleetConfig(retries=retries))
+        yield fleet_class(
+            pair, None, queue, RolloutLimits(), FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor)
+        )

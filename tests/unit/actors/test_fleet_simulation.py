@@ -95,14 +95,16 @@ async def check(cluster: Cluster, fleet: Any) -> None:
         assert cluster.silent_seconds(rollout.node) <= NOTICED_SECONDS, "it goes on elsewhere"
 
 
-def simulate(work: Callable[[Cluster, Any], Awaitable[None]], seed: int, retries: int) -> None:
+def simulate(
+    work: Callable[[Cluster, Any], Awaitable[None]], seed: int, retries: int, pairs_per_actor: int = 1
+) -> None:
     """Let ``work`` play with a fleet on a fresh cluster; end what it leaves."""
     loop = SimulatedLoop()
     asyncio.set_event_loop(loop)
 
     async def run() -> None:
         cluster = Cluster(random.Random(seed), NUM_NODES)
-        with simulated_fleet(cluster, loop, retries) as fleet:
+        with simulated_fleet(cluster, loop, retries, pairs_per_actor) as fleet:
             await work(cluster, fleet)
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
@@ -171,19 +173,26 @@ def test_node_that_ray_declares_dead_does_not_end_the_fleet() -> None:
 
 
 @pytest.mark.slow
-@given(script=events, seed=st.integers(0, 2**16))
+@given(script=events, seed=st.integers(0, 2**16), pairs_per_actor=st.sampled_from([1, 4]))
 @settings(max_examples=400, derandomize=True)  # a failure is of the change under test
-def test_rollouts_are_delivered_once_whatever_happens_to_nodes(script: list[Event], seed: int) -> None:
+def test_rollouts_are_delivered_once_whatever_happens_to_nodes(
+    script: list[Event], seed: int, pairs_per_actor: int
+) -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await play(script, cluster, fleet)
 
-    simulate(work, seed, retries=20)
+    simulate(work, seed, retries=20, pairs_per_actor=pairs_per_actor)
 
 
-@given(script=events, seed=st.integers(0, 2**16), seconds=st.sampled_from([0.0, 2.0, 600.0]))
+@given(
+    script=events,
+    seed=st.integers(0, 2**16),
+    seconds=st.sampled_from([0.0, 2.0, 600.0]),
+    pairs_per_actor=st.sampled_from([1, 4]),
+)
 @settings(max_examples=100, derandomize=True)
 def test_messages_find_their_pair_or_rebuild_it_whatever_happens(
-    script: list[Event], seed: int, seconds: float
+    script: list[Event], seed: int, seconds: float, pairs_per_actor: int
 ) -> None:
     """Conversations on half as many actors: their pairs are used again, displaced and lost."""
 
@@ -213,4 +222,4 @@ def test_messages_find_their_pair_or_rebuild_it_whatever_happens(
             await check(cluster, fleet)
         await fleet.end()
 
-    simulate(work, seed, retries=20)
+    simulate(work, seed, retries=20, pairs_per_actor=pairs_per_actor)

@@ -202,8 +202,6 @@ def test_module_that_starts_a_thread_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
     zygote = Zygote(Pair(agent_class=GameAgent, env_class=environment))
-    with pytest.raises(
-        RuntimeError, match="game and threaded_world for fleet"
-    ):
+    with pytest.raises(RuntimeError, match="game and threaded_world for fleet"):
         Place(zygote)
     assert "has started 1 thread(s)" in capfd.readouterr().err

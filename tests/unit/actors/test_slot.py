@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayActorError
 
 from actors.rollouts import slot as slot_module
@@ -21,13 +20,14 @@ from environments.types import TerminationReason
 REQUEST = RolloutRequest(rollout_id="g/0", group_id="g", task={}, keep_seconds=60)
 
 
-class Actor:
+class Place:
     """Ends each of its calls when the test says so, and reports the state of its slot meanwhile."""
 
     def __init__(self) -> None:
         self.calls: dict[str, asyncio.Future[Any]] = {}
+        self.shared = SimpleNamespace(node="")
         for name in ("ready", "run", "close_pair"):
-            setattr(self, name, SimpleNamespace(remote=lambda *_, name=name: self._call(name)))
+            setattr(self, name, lambda *_, name=name: self._call(name))
 
     def _call(self, name: str) -> asyncio.Future[Any]:
         self.calls[name] = asyncio.get_running_loop().create_future()
@@ -45,9 +45,8 @@ class Actor:
 
 
 @pytest.fixture
-def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes one actor, on a node that is never silent unless the test says so."""
-    monkeypatch.setattr(ray, "kill", lambda actor: None)
+def factory() -> Any:
+    """Makes one place, on a node that is never silent unless the test says so."""
     silence: list[asyncio.Future[None]] = []
 
     def of(node: str) -> asyncio.Future[None]:
@@ -55,12 +54,13 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
             silence.append(asyncio.get_running_loop().create_future())
         return silence[0]
 
-    async def make() -> Actor:
-        return actor
+    async def make() -> Place:
+        return place
 
-    actor = Actor()
+    place = Place()
     watch = SimpleNamespace(silence=of, away_from_silent_nodes=dict)
-    return SimpleNamespace(make=make, actor=actor, node_watch=watch, limits=RolloutLimits())
+    nothing = SimpleNamespace(release=lambda place: None, retire=lambda shared: None)
+    return SimpleNamespace(make=make, place=place, node_watch=watch, limits=RolloutLimits(), **vars(nothing))
 
 
 def played(retained: bool = False) -> RolloutResult:
@@ -72,7 +72,7 @@ async def started(factory: Any) -> Slot:
     starting = asyncio.create_task(slot.start())
     await asyncio.sleep(0)
     assert slot.state is SlotState.STARTING and not slot.is_up
-    await factory.actor.end("ready", "here")
+    await factory.place.end("ready", "here")
     assert await starting and slot.node == "here"
     slot.await_request()
     return slot
@@ -80,7 +80,7 @@ async def started(factory: Any) -> Slot:
 
 def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
     async def test() -> None:
-        slot, actor, rollout = await started(factory), factory.actor, PendingRollout(REQUEST)
+        slot, actor, rollout = await started(factory), factory.place, PendingRollout(REQUEST)
         assert slot.state is SlotState.IDLE and slot.is_up
         checking = asyncio.create_task(slot.responds())
         await actor.end("ready", "here")
@@ -131,7 +131,7 @@ def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) -> Non
     async def test() -> None:
         slot = await started(factory)
         checking = asyncio.create_task(slot.responds())
-        await factory.actor.end("ready", RayActorError())
+        await factory.place.end("ready", RayActorError())
         assert not await checking
 
     asyncio.run(test())
@@ -150,7 +150,7 @@ def test_rollout_without_a_result_is_a_failed_one(
         playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), [], ()))
         await asyncio.sleep(0)
         if end == "dies":
-            await factory.actor.end("run", RayActorError())
+            await factory.place.end("run", RayActorError())
         elif end == "node is silent":
             factory.node_watch.silence("here").set_result(None)
         result = await asyncio.wait_for(playing, 30)

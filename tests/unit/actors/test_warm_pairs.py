@@ -84,25 +84,22 @@ def test_some_idle_slot_always_plays_what_waits_first(
     assert any(choose_rollout(rollouts, slot, slots) is rollouts[0] for slot in slots)
 
 
-class Actor:
+class PlaceHere:
     """Answers at once, retains the pair of each message, and counts the pairs that it was to close."""
 
     def __init__(self) -> None:
         self.num_closed = 0
         self.histories: list[tuple[PastMessage, ...]] = []
-        self.ready = SimpleNamespace(remote=self._ready)
-        self.run = SimpleNamespace(remote=self._run)
-        self.close_pair = SimpleNamespace(remote=self._close_pair)
 
-    async def _ready(self) -> str:
+    async def ready(self) -> str:
         return "here"
 
-    async def _run(self, request: RolloutRequest, _: int, __: Any, history: Any) -> RolloutResult:
+    async def run(self, request: RolloutRequest, _: int, __: Any, history: Any) -> RolloutResult:
         self.histories.append(history)
         trajectory = failed(request, TerminationReason.ENV_DONE, "")
         return RolloutResult(trajectory, usable=True, retained=True, turns=(request.rollout_id.encode(),))
 
-    async def _close_pair(self) -> bool:
+    async def close_pair(self) -> bool:
         self.num_closed += 1
         return True
 
@@ -120,7 +117,7 @@ class Fleet:
         self.slots, self.loop = self.fleet._slots, self.fleet._slot_loop
         for index in (0, 1):
             slot = self.slots[index] = Slot(index, self.fleet._factory, state=SlotState.IDLE, node="here")
-            slot.actor = Actor()
+            slot.place = PlaceHere()  # type: ignore[assignment]
 
     async def play(self, index: int, request: RolloutRequest) -> None:
         """Let the actor of a slot play a message that nobody has to wait for."""
@@ -138,7 +135,7 @@ def test_pair_is_closed_when_nobody_has_written_for_so_long(monkeypatch: pytest.
         slot = played.slots[0]
         assert slot.state is SlotState.WARM
         keeping = asyncio.create_task(played.loop._keep_busy(slot))
-        while not slot.actor.num_closed:
+        while not slot.place.num_closed:
             await asyncio.sleep(0.01)
         assert slot.pair is None
         keeping.cancel()
@@ -165,10 +162,10 @@ def test_another_actor_rebuilds_a_pair_from_all_messages_before(monkeypatch: pyt
         await played.play(0, second)
         played.slots[0].pair = None
         await played.play(1, message("third", after="second"))
-        assert played.slots[0].actor.histories == [(), ()]
+        assert played.slots[0].place.histories == [(), ()]
         history = (PastMessage(first, (b"first",)), PastMessage(second, (b"second",)))
-        assert played.slots[1].actor.histories == [history]
-        assert played.slots[0].actor.num_closed == played.slots[1].actor.num_closed == 0
+        assert played.slots[1].place.histories == [history]
+        assert played.slots[0].place.num_closed == played.slots[1].place.num_closed == 0
 
     asyncio.run(test())
 
@@ -179,7 +176,7 @@ def test_pair_is_closed_before_its_slot_plays_anything_else(monkeypatch: pytest.
         await played.play(0, message("a"))
         played.slots[1].state = SlotState.PLAYING
         await played.play(0, message("new"))
-        assert played.slots[0].actor.num_closed == 1
+        assert played.slots[0].place.num_closed == 1
         assert played.slots[0].pair.rollout_id == "new"
 
     asyncio.run(test())
