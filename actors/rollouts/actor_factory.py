@@ -54,7 +54,7 @@ class SharedActor:
     num_taken: int = 0
     next_number: int = 0
     node: str = ""
-    """Its node, once it is up."""
+    """The node that it is on, once it is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ActorFactory:
     node_watch: NodeWatch = field(default_factory=NodeWatch)
     throttle: StartThrottle = field(default_factory=StartThrottle)
     _actors: list[SharedActor] = field(default_factory=list)
-    """Those that are in use, and may have room."""
+    """Actors in use, which may have room."""
 
     async def make(self) -> Place:
         """Take a place of an actor that has one to spare, else start another actor."""

@@ -1,6 +1,6 @@
 """What the engine adds to each step and each episode, and what an idle pair costs, at 8 to 128 pairs.
 
-    python tests/benchmarks/overhead.py [--pairs 8 32 64 128] [--seconds 1.0]
+    python tests/benchmarks/overhead.py [--pairs 8 32 64 128] [--seconds 1.0] [--pairs-per-actor 1]
 
 The sampler plays a script and the environment sleeps, so whatever passes between two steps is the engine's
 own. Beside it stands what Ray takes alone: as many bare actors that sleep as long and then call another one.
@@ -62,11 +62,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[8, 32, 64, 128])
     parser.add_argument("--seconds", type=float, default=1.0, help="mean duration of a step")
+    parser.add_argument("--pairs-per-actor", type=int, default=1)
     arguments = parser.parse_args()
     columns = (
         "pairs",
         "start s",
-        "bare",
+        "CPU s",
+        "bare s",
         "PSS MB",
         "bare",
         "ratio",
@@ -77,20 +79,24 @@ def main() -> None:
         "episode ms",
     )
     report = Report(
-        f"overhead: {NUM_TURNS} steps of {arguments.seconds} s (±50 %) an episode; start per actor; "
-        "memory of an idle pair; added per step and between two episodes (medians)",
+        f"overhead: {NUM_TURNS} steps of {arguments.seconds} s (±50 %) an episode; "
+        f"{arguments.pairs_per_actor} pair(s) an actor; start, CPU and memory of an idle pair; added per step "
+        "and between two episodes (medians)",
         columns,
     )
     first_step = 0.0
     for num_pairs in arguments.pairs:
         bare_start, bare_memory, bare_call = measure_bare(num_pairs, arguments.seconds)
-        start, memory, trajectories = measure_engine(num_pairs, arguments.seconds)
+        start, cpu, memory, trajectories = measure_engine(
+            num_pairs, arguments.pairs_per_actor, arguments.seconds
+        )
         steps, episodes = added_seconds(trajectories)
         step = statistics.median(steps)
         first_step = first_step or step
         report.add(
             str(num_pairs),
             f"{start / num_pairs:.2f}",
+            f"{cpu:.2f}",
             f"{bare_start / num_pairs:.2f}",
             f"{memory:.1f}",
             f"{bare_memory:.1f}",
@@ -111,15 +117,17 @@ def measure_bare(num_actors: int, step_seconds: float) -> tuple[float, float, fl
     actors = [BareActor.remote() for _ in range(num_actors)]  # type: ignore[attr-defined]
     ray.get([actor.ready.remote() for actor in actors])
     seconds = time.perf_counter() - start
-    memory = median_memory("ray::BareActor")
+    memory, _ = costs("ray::BareActor", num_actors)
     other = BareActor.remote()  # type: ignore[attr-defined]
     calls = ray.get([actor.call.remote(other, step_seconds) for actor in actors])
     ray.shutdown()
     return seconds, memory, statistics.median(call for each in calls for call in each)
 
 
-def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, list[Trajectory]]:
-    """Seconds until all pairs are up, the memory of one before its first task, and what they then play."""
+def measure_engine(
+    num_pairs: int, pairs_per_actor: int, step_seconds: float
+) -> tuple[float, float, float, list[Trajectory]]:
+    """Seconds until all pairs are up, CPU and memory of one before its task, and what they then play."""
     with_ray()
     start = time.perf_counter()
     sampler = SamplerActor.remote(  # type: ignore[attr-defined]
@@ -131,13 +139,13 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
         sampler,
         stream.queue,
         RolloutLimits(max_steps=NUM_TURNS),
-        FleetConfig(nodes={"CPU": 0}),
+        FleetConfig(nodes={"CPU": 0}, pairs_per_actor=pairs_per_actor),
     )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(num_pairs))
     wait_for(lambda: ray.get(fleet.status.remote()).num_ready == num_pairs)
     seconds = time.perf_counter() - start
-    memory = median_memory("ray::RolloutActor")
+    memory, cpu = costs("ray::RolloutActor", num_pairs)
     rng = random.Random(0)
     orders = [
         RolloutRequest(
@@ -154,7 +162,7 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
     ray.get(fleet.submit.remote(orders))
     trajectories = list(stream.trajectories(len(orders)))
     ray.shutdown()
-    return seconds, memory, trajectories
+    return seconds, cpu, memory, trajectories
 
 
 def added_seconds(trajectories: list[Trajectory]) -> tuple[list[float], list[float]]:
@@ -188,14 +196,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def median_memory(title: str) -> float:
-    """Proportional set size of the processes with this title, in MB."""
-    sizes = [
-        process.memory_full_info().pss / 1e6
+def costs(title: str, number: int) -> tuple[float, float]:
+    """Proportional set size in MB and CPU seconds of the processes with this title and of those below them.
+
+    Both are divided by ``number``.
+    """
+    actors = [
+        process
         for process in psutil.process_iter(["cmdline"])
         if " ".join(process.info["cmdline"] or ()).startswith(title)
     ]
-    return statistics.median(sizes)
+    processes = [each for actor in actors for each in (actor, *actor.children(recursive=True))]
+    times = [process.cpu_times() for process in processes]
+    memory = sum(process.memory_full_info().pss for process in processes) / 1e6
+    return memory / number, sum(each.user + each.system for each in times) / number
 
 
 if __name__ == "__main__":
