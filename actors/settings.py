@@ -32,7 +32,8 @@ class FleetConfig:
     pairs_per_actor: int = setting(1, at_least=1, at_most=1000)
     """Pairs that share a rollout actor. Above 1 each has a process of its own, forked from one that has
     imported the agent's and the environment's modules: it starts sooner and takes less memory, and keeps its
-    own limits and crashes. Such a process cannot call Ray, and Ray's memory monitor does not count it."""
+    own limits and crashes. Such a process cannot call Ray, Ray's memory monitor does not count it, and a
+    random generator that a module makes when it is imported is the same in all of them."""
     nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.01})
     """Needs of a pair on its node. A number is reserved for each: more CPU for environments that
     compute, or what ``ray start --resources`` names. A word is a label that the node has, as ``ray start

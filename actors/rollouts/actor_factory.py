@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,10 +131,12 @@ class ActorFactory:
         else:
             place.actor.end_pair.remote(place.number)
 
-    def retire(self, shared: SharedActor) -> None:
-        """Hand out no places of an actor any more."""
-        with suppress(ValueError):  # another slot of it has said so
+    def retire(self, shared: SharedActor) -> bool:
+        """Hand out no places of an actor any more; return whether it had some to hand out until now."""
+        is_first = shared in self._actors
+        if is_first:
             self._actors.remove(shared)
+        return is_first
 
     def _leave(self, shared: SharedActor) -> bool:
         """Take note that a place is left; return whether that was the last one."""

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import ray
-from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
 from actors.ray_tools.placement import draining_nodes
@@ -26,7 +25,7 @@ from actors.rollouts.dispatcher import Dispatcher
 from actors.rollouts.fleet_report import FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.slot import BUSY, Slot, SlotState
-from actors.rollouts.slot_loop import SlotLoop
+from actors.rollouts.slot_loop import START_ERRORS, SlotLoop
 from actors.settings import MANY_CALLS, FleetConfig
 from environments.types import Trajectory
 
@@ -130,7 +129,7 @@ class RolloutFleet:
         slots = self._slots.values()
         alive = sum(not each.has_ended for each in slots)
         for slot in slots:
-            if (error := slot.error) is not None and not (alive and isinstance(error, RayActorError)):
+            if (error := slot.error) is not None and not (alive and isinstance(error, START_ERRORS)):
                 raise error
         now, in_play = time.monotonic(), [each.rollout for each in slots if each.rollout is not None]
         return replace(

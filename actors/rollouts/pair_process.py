@@ -14,6 +14,7 @@ completions, each of which it waits for.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -23,10 +24,11 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
@@ -49,6 +51,9 @@ class Zygote:
 
     Args:
         pair: the modules of its classes are imported there, once for all.
+
+    Raises:
+        RuntimeError: importing them fails, or starts threads.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -57,30 +62,36 @@ class Zygote:
         arguments = [json.dumps(sys.path), str(theirs.fileno()), *self._modules]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START, *arguments],
+                [sys.executable, "-u", "-c", START, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # it ends what is left of its session, when this process has ended
             )
         self._lock = threading.Lock()
+        with self._control.makefile("rb") as control:
+            line = control.readline()
+        if error := json.loads(line or b'"it was killed"'):
+            self.end()
+            raise RuntimeError(f"{' and '.join(self._modules)} cannot be used by forked processes: {error}")
+
+    @property
+    def is_alive(self) -> bool:
+        """False when it was killed, and so all that were forked from it."""
+        return self._process.poll() is None
 
     def fork(self, connection: Connection) -> int:
         """Fork a process that plays at the other end of ``connection``; return its id.
 
         Raises:
-            RuntimeError: the zygote has ended, so that its message is above in the worker's log.
+            RuntimeError: it cannot be forked.
         """
         with self._lock:
-            try:
-                socket.send_fds(self._control, [b"f"], [connection.fileno()])
-                answer = self._control.recv(PID.size, socket.MSG_WAITALL)
-            except OSError:
-                answer = b""
-        if len(answer) < PID.size:
-            raise RuntimeError(
-                f"The process that imports {' and '.join(self._modules)} for fleet.pairs_per_actor has ended "
-                f"with exit code {self._process.wait()}: its error is in the log of this rollout actor."
-            )
-        return int(PID.unpack(answer)[0])
+            socket.send_fds(self._control, [b"f"], [connection.fileno()])
+            answer = self._control.recv(PID.size, socket.MSG_WAITALL)
+        pid = int(PID.unpack(answer)[0]) if len(answer) == PID.size else -errno.ESRCH
+        if pid < 0:
+            raise RuntimeError(f"A pair's process cannot be forked: {os.strerror(-pid)}.")
+        return pid
 
     def end(self) -> None:
         """End it, and all processes that were forked from it."""
@@ -102,11 +113,13 @@ class PairProcess:
         self._link = link
         self._here, theirs = Pipe()
         with theirs:
-            pid = zygote.fork(theirs)
-        self._process = os.pidfd_open(pid)
-        setup = cloudpickle.dumps((pair, limits, link.is_followed))
-        self._here.send_bytes(setup)
-        error: str = self._result()
+            self._pid = zygote.fork(theirs)
+        self._process = os.fdopen(os.pidfd_open(self._pid), "rb", buffering=0)
+        try:
+            self._here.send_bytes(cloudpickle.dumps((pair, limits, link.is_followed)))
+            error = self._result()
+        except OSError:
+            error = "A pair's process has ended while it started."
         if error:
             self.end()
             raise RuntimeError(error)
@@ -139,11 +152,16 @@ class PairProcess:
             return False
 
     def end(self) -> None:
-        """Kill the process."""
+        """Kill the process and what it has started; a thread that waits for it goes on.
+
+        The descriptors are closed with this object: that thread may be using them.
+        """
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        os.close(self._process)
-        self._here.close()
+            signal.pidfd_send_signal(self._process.fileno(), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._here.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_RDWR)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         self._here.send_bytes(cloudpickle.dumps((name, arguments)))
@@ -152,10 +170,14 @@ class PairProcess:
     def _result(self) -> Any:
         """Serve the process until it has a result."""
         while True:
+            if self._here not in wait(
+                [self._here, self._process.fileno()]
+            ):  # a program of it may hold the pipe's end
+                raise ConnectionResetError("The process has ended.")
             try:
                 message = pickle.loads(self._here.recv_bytes())
             except EOFError as error:
-                raise ConnectionResetError from error
+                raise ConnectionResetError("The pipe has ended.") from error
             match message:
                 case "sample", (request, deadline):
                     self._sample(request, deadline)
@@ -176,7 +198,8 @@ class PairProcess:
             return
         except TroupeError as error:
             answer = error
-        self._here.send_bytes(cloudpickle.dumps(answer))
+        if time.monotonic() < deadline:  # else the process does not read it, but sends its result
+            self._here.send_bytes(cloudpickle.dumps(answer))
 
 
 class PipeLink:
@@ -205,11 +228,11 @@ class PipeLink:
     def send(self, name: str, *arguments: Any) -> None:
         """Send a message, whole: a time limit interrupts what comes after it."""
         message = cloudpickle.dumps((name, arguments))
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})  # runs the handler of one that has come before
             self._connection.send_bytes(message)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
 
 
 def play(connection: Connection) -> None:

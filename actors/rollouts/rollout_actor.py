@@ -13,11 +13,14 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
 from collections.abc import Sequence
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from actors.rollouts.pair_process import PairProcess, Zygote
 from actors.rollouts.player import PastMessage, Player, RolloutResult
@@ -27,6 +30,8 @@ from actors.timing import SAMPLER_RESTART_SECONDS, SAMPLER_RETRY_SECONDS
 from environments.errors import SamplerError, TroupeError
 from environments.types import Completion, StepEvent
 from policies.sampler import SampleRequest
+
+logger = logging.getLogger(__name__)
 
 
 @ray.remote(num_cpus=0)
@@ -52,18 +57,42 @@ class RolloutActor:
         self._link = RayLink(sampler, fleet, listener)
         self._zygote = Zygote(pair) if num_pairs > 1 else None
         self._players: dict[int, Player | PairProcess] = {}
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+        """Held where ``ready`` and ``end_pair`` find and store: calls of a place may overtake each other."""
         if self._zygote is None:
             self._players[0] = Player(pair, limits, self._link)
 
     def ready(self, place: int = 0) -> str:
-        """Return the id of the node, once the place's process is up, which this starts if there is none."""
-        if place not in self._players:
-            assert self._zygote is not None
-            self._players[place] = PairProcess(self._zygote, self._pair, self._limits, self._link)
-        player = self._players[place]
+        """Return the id of the node, once the place's process is up, which this starts if there is none.
+
+        Raises:
+            ChildProcessError: the process has ended, or nobody wants it any more.
+            RuntimeError: it does not start.
+        """
+        with self._lock:
+            player = self._players.get(place)
+        if player is None and place not in self._ended:
+            player = self._start(place)
+        if player is None:
+            raise ChildProcessError("The place has been left.")
         if isinstance(player, PairProcess):
             player.check()
         return str(ray.get_runtime_context().get_node_id())
+
+    def _start(self, place: int) -> PairProcess | None:
+        """Start the process of a place; ``None`` where that was left meanwhile."""
+        assert self._zygote is not None
+        if not self._zygote.is_alive:
+            logger.error("The zygote was killed, and all pairs with it: this rollout actor ends.")
+            os._exit(1)
+        process = PairProcess(self._zygote, self._pair, self._limits, self._link)
+        with self._lock:
+            if place not in self._ended:
+                self._players[place] = process
+                return process
+        process.end()
+        return None
 
     def run(
         self,
@@ -82,7 +111,9 @@ class RolloutActor:
 
     def end_pair(self, place: int) -> None:
         """End the process of a place, if it has one of its own."""
-        player = self._players.pop(place, None)
+        with self._lock:
+            self._ended.add(place)
+            player = self._players.pop(place, None)
         if isinstance(player, PairProcess):
             player.end()
 
@@ -122,6 +153,8 @@ class RayLink:
                 time.sleep(SAMPLER_RETRY_SECONDS)
             except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
                 raise SamplerError(f"The sampler's process has ended: {error}") from error
+            except RayError as error:
+                raise SamplerError(f"The sampler's answer was lost: {error}") from error
 
     def _call_sampler(self, request: SampleRequest, deadline: float) -> Completion:
         completion = self._sampler.sample.remote(request)

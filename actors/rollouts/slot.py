@@ -127,12 +127,15 @@ class Slot:
         self.place = await self.factory.make()
         try:
             self.node = await wait_until_ready(self.place, self.factory.node_watch) or ""
-        except RayError:
-            self.factory.retire(self.place.shared)
-            if self.place.shared.node:  # another slot's actor, which has died since
+        except RayActorError:
+            is_first = self.factory.retire(self.place.shared)
+            if self.place.shared.node or not is_first:  # it was up, or another slot counts it
                 return False
             raise
-        self.place.shared.node = self.node
+        if self.node:
+            self.place.shared.node = self.node
+        else:
+            self.factory.retire(self.place.shared)
         return bool(self.node)
 
     def await_request(self) -> None:

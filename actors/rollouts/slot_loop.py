@@ -24,6 +24,10 @@ MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
 
+START_ERRORS = (RayActorError, RayTaskError)
+"""Errors of an actor that does not start; the second one where a pair's process does not start in it."""
+
+
 class SlotLoop:
     """Runs the slots of a fleet, whose states it changes.
 
@@ -57,7 +61,7 @@ class SlotLoop:
                     num_failures = 0
                     with self._factory.node_watch.watched(slot.node):
                         await self._keep_busy(slot)
-            except (RayActorError, RayTaskError) as error:  # the latter: a pair's process did not start in it
+            except START_ERRORS as error:
                 logger.warning("A rollout actor did not start: %s", error)
                 if (num_failures := num_failures + 1) == MAX_START_FAILURES:
                     raise

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from actors.learning.learner_group import LearnerGroup
 from launch.training.clock import Clock
 from launch.training.components import Components
@@ -137,14 +139,15 @@ def learn(
 
 def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
     """The mean advantage of every turn, by rollout: 0 of one that was not learned from there."""
-    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    learned: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for batch in batches:
         for sample in batch.samples:
-            # Without advantages where all of it was masked, or where it was imitated.
-            for turn, advantage in zip(sample.turns, sample.advantages, strict=bool(sample.advantages)):
-                if turn >= 0:
-                    values[sample.rollout_id][turn].append(advantage)
-    return {
-        rollout_id: [sum(turns[turn]) / max(1, len(turns[turn])) for turn in range(max(turns) + 1)]
-        for rollout_id, turns in values.items()
-    }
+            turns, advantages = np.array(sample.turns, dtype=int), np.array(sample.advantages)
+            if len(advantages) and (turns >= 0).any():  # none where all of it was masked, or imitated
+                learned[sample.rollout_id].append((turns[turns >= 0], advantages[turns >= 0]))
+    means = {}
+    for rollout_id, parts in learned.items():
+        turns, advantages = map(np.concatenate, zip(*parts, strict=True))
+        counts = np.bincount(turns)
+        means[rollout_id] = (np.bincount(turns, advantages) / np.maximum(counts, 1)).tolist()
+    return means

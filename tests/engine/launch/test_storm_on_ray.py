@@ -36,6 +36,7 @@ def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Pa
         "rollout.group_size=2",
         "rollout.max_staleness=2",
         "fleet.num_actors=4",
+        "fleet.pairs_per_actor=2",
         "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
         "run.max_recoveries=100",
         "run.stall_limit_seconds=500",  # a run that hangs says what it waits for

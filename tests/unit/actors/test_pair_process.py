@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,13 @@ class ModeEnv(BaseEnv):
                     time.sleep(1000)
                 case "exit":
                     os._exit(3)
+                case "exit beside a program":
+                    with ProcessPoolExecutor(1) as pool:  # its process holds an end of the pipe
+                        pool.submit(os.getpid).result()
+                        os._exit(3)
+                case "leave a program":
+                    started = subprocess.Popen(["sleep", "600"])
+                    return "", 1.0, True, {"program": started.pid}
                 case "allocate":
                     bytearray(1 << 34)
                 case "unpicklable":
@@ -60,6 +69,14 @@ class ModeEnv(BaseEnv):
     @staticmethod
     def from_dict(info: dict) -> ModeEnv:
         return ModeEnv(info["mode"])
+
+
+def is_running(pid: int) -> bool:
+    """True unless the process has ended, or nobody has looked after its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class EchoLink:
@@ -148,6 +165,7 @@ def test_pair_waits_for_its_next_message(place: Place) -> None:
     [
         ("hang", TerminationReason.TIMEOUT),
         ("exit", TerminationReason.CRASHED),
+        ("exit beside a program", TerminationReason.CRASHED),
         ("allocate", TerminationReason.OUT_OF_MEMORY),
     ],
 )
@@ -189,19 +207,37 @@ def test_result_that_cannot_be_sent_is_named(place: Place) -> None:
 
 def test_processes_end_with_the_zygote() -> None:
     zygote = Zygote(Pair(agent_class=GameAgent, env_class=ModeEnv))
-    pid = Place(zygote).play("").trajectory.steps[0].info["pid"]
+    steps = Place(zygote).play("leave a program").trajectory.steps
     zygote.end()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 20)
+    for pid in (steps[0].info["pid"], steps[1].info["program"]):
+        wait_until(lambda pid=pid: not is_running(pid), 20)
 
 
-def test_module_that_starts_a_thread_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_programs_of_an_environment_end_with_its_pair(zygote: Zygote) -> None:
+    lost = Place(zygote)
+    program = lost.play("leave a program").trajectory.steps[1].info["program"]
+    assert is_running(program)
+    lost.process.end()
+    wait_until(lambda: not is_running(program), 20)
+
+
+def test_process_that_cannot_make_its_pair_leaves_nothing(zygote: Zygote) -> None:
+    class Unreadable:
+        def __reduce__(self) -> Any:
+            return os._exit, (1,)
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        pair = Pair(agent_class=GameAgent, env_class=ModeEnv, env_args={"what": Unreadable()})
+        with pytest.raises(RuntimeError, match="ended while it started"):
+            PairProcess(zygote, pair, LIMITS, EchoLink())
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_module_that_starts_a_thread_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     (tmp_path / "threaded_world.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
-    zygote = Zygote(Pair(agent_class=GameAgent, env_class=environment))
-    with pytest.raises(RuntimeError, match="game and threaded_world for fleet"):
-        Place(zygote)
-    assert "has started 1 thread(s)" in capfd.readouterr().err
+    with pytest.raises(RuntimeError, match=r"game and threaded_world cannot .* has started 1 thread\(s\)"):
+        Zygote(Pair(agent_class=GameAgent, env_class=environment))
