@@ -22,7 +22,7 @@ def floats(values: Iterable[float]) -> array[float]:
     eight."""
     exact = array("d", values)
     short = array("f", exact)
-    return short if array("d", short) == exact else exact
+    return short if array("d", short).tobytes() == exact.tobytes() else exact
 
 
 def stored(instance: object, name: str) -> Any:

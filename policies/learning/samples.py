@@ -8,7 +8,10 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from environments.columns import Floats, Ints, TokenIds, floats, stored
 from environments.errors import LearnerError
@@ -72,7 +75,8 @@ class TrainingSample:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(stored(self, "loss_mask"))
+        mask: array[int] = stored(self, "loss_mask")
+        return mask.tobytes().count(1)
 
     def replaced(self, **columns: Any) -> TrainingSample:
         """A copy with other columns; unlike ``dataclasses.replace``, it reads none of those that stay."""
@@ -83,8 +87,10 @@ class TrainingSample:
 
     def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
         """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
-        following = iter(values)
-        return tuple(next(following) if bit else 0.0 for bit in self.loss_mask)
+        mask = np.asarray(stored(self, "loss_mask")) > 0
+        column, count = np.zeros(len(mask)), self.num_sampled_tokens
+        column[mask] = np.fromiter(islice(values, count), float, count)  # an iterator's others stay
+        return tuple(column.tolist())
 
     def without_tokens(self, left_out: Sequence[bool]) -> TrainingSample:
         """The same sample, not to be trained on those of its sampled tokens that are ``left_out``."""

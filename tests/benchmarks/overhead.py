@@ -80,8 +80,8 @@ def main() -> None:
     )
     report = Report(
         f"overhead: {NUM_TURNS} steps of {arguments.seconds} s (±50 %) an episode; "
-        f"{arguments.pairs_per_actor} pair(s) an actor; start, CPU and memory of an idle pair; added per step "
-        "and between two episodes (medians)",
+        f"{arguments.pairs_per_actor} pair(s) an actor; start, CPU and memory of an idle pair; added per "
+        "step and between two episodes (medians)",
         columns,
     )
     first_step = 0.0

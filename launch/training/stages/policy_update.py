@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from actors.learning.learner_group import LearnerGroup
+from environments.columns import stored
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.engine_comparison import EngineComparison
@@ -142,7 +143,7 @@ def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
     learned: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for batch in batches:
         for sample in batch.samples:
-            turns, advantages = np.array(sample.turns, dtype=int), np.array(sample.advantages)
+            turns, advantages = (np.asarray(stored(sample, name)) for name in ("turns", "advantages"))
             if len(advantages) and (turns >= 0).any():  # none where all of it was masked, or imitated
                 learned[sample.rollout_id].append((turns[turns >= 0], advantages[turns >= 0]))
     means = {}
