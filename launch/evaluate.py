@@ -6,12 +6,14 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, TroupeError
 from environments.pass_at_k import compute_pass_at_k, judges
 from environments.types import Trajectory
+from launch.recipes.task_file import workload_of
 from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
@@ -23,7 +25,7 @@ from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import check_classes, check_held_out_tasks
-from launch.workload import Workload, load_workload
+from launch.workload import Workload
 from policies.learning.samples import is_judged
 from policies.model_files import check_loadable
 
@@ -38,7 +40,7 @@ def evaluate(config: TrainConfig) -> None:
     """
     check_evaluation(config)
     assert config.model.path is not None
-    workload = load_workload(config.workload, config.seed)
+    workload = workload_of(replace(config, held_out=config.held_out or config.dataset))
     check_evaluated_workload(config, workload)
     model_path = model_folder(config.model.path)
     check_loadable(model_path, config.model.chat_template_kwargs)
@@ -173,6 +175,10 @@ COMMAND = Command(
     settings=(
         "recipe",
         "workload",
+        "dataset",
+        "held_out",
+        "agent",
+        "reward",
         "seed",
         "run.directory",
         "model",

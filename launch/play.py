@@ -21,14 +21,15 @@ from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError, SamplerError
 from environments.types import Completion, Message, Trajectory
+from launch.recipes.task_file import workload_of
 from launch.reporting.conversation import conversation
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig
-from launch.workload import Workload, load_workload
+from launch.workload import Workload
 from policies.openai_sampler import OpenAISampler
 from policies.sampler import Sampler, SampleRequest, SamplingParams, ScriptedSampler
 
-PLAY_SETTINGS = ("recipe", "workload", "seed", "rollout.max_steps")
+PLAY_SETTINGS = ("recipe", "workload", "dataset", "held_out", "agent", "reward", "seed", "rollout.max_steps")
 NEEDS_A_MODEL = "A served model has it: add --base-url."
 MODEL_SETTINGS = ("rollout.temperature", "model.chat_template_kwargs")
 
@@ -99,7 +100,7 @@ def play_and_show(config: TrainConfig, task: int, base_url: str | None, model: s
         TroupeError: as ``play``, or a setting is out of its bounds.
     """
     check_bounds(config)
-    workload = load_workload(config.workload, config.seed)
+    workload = workload_of(config)
     sampler: Sampler = (
         ScriptedSampler(partial(typed, Shown()))
         if base_url is None

@@ -11,10 +11,10 @@ from launch.settings.tree import TrainConfig
 
 def train(config: TrainConfig) -> None:
     """Train the agent of the workload that ``config`` names."""
+    from launch.recipes.task_file import workload_of
     from launch.training.trainer import run_training
-    from launch.workload import load_workload
 
-    run_training(config, load_workload(config.workload, config.seed))
+    run_training(config, workload_of(config))
 
 
 COMMAND = Command(

@@ -56,8 +56,9 @@ def load_workload(module_name: str | None, seed: int) -> Workload:
     """
     if module_name is None:
         raise ConfigError(
-            "No workload: choose a recipe of Troupe's, such as recipe=calculator, or name your own "
-            "module with workload=my_module (it defines workload(seed) -> launch.workload.Workload)."
+            "No workload: choose a recipe of Troupe's, such as recipe=calculator, name a file of tasks, such "
+            "as dataset=tasks.jsonl reward=math, or name your own module with workload=my_module (it defines "
+            "workload(seed) -> launch.workload.Workload)."
         )
     setting = f"workload={module_name!r}"
     make = vars(load_module(setting, module_name)).get("workload")

@@ -97,6 +97,21 @@ class Dataset(Sequence[Row]):
         random.Random(seed).shuffle(rows)
         return self._with(rows)
 
+    def train_test_split(self, test_size: float, seed: int | None = None) -> dict[str, Dataset]:
+        """Return ``{"train": ..., "test": ...}``: the rows in random order, divided in two.
+
+        Args:
+            test_size: number of rows of the test, or below 1 their share.
+
+        Raises:
+            ValueError: one of the two would have no row.
+        """
+        number = round(test_size * len(self)) if test_size < 1 else int(test_size)
+        if not 0 < number < len(self):
+            raise ValueError(f"test_size={test_size} of {len(self)} rows leaves one of the two parts empty.")
+        shuffled = self.shuffle(seed)
+        return {"train": shuffled[number:], "test": shuffled[:number]}
+
     def select(self, indices: Iterable[int]) -> Dataset:
         """Return the rows at ``indices``, in that order.
 

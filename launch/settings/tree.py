@@ -244,6 +244,16 @@ class TrainConfig:
 
     workload: str | None = None
     """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks."""
+    dataset: str | None = None
+    """File of tasks (.json, .jsonl, .csv, .parquet), or name or name/split of a registered data set, instead
+    of a workload. Its question and its right answer are found by their columns' common names, as printed."""
+    held_out: str | None = None
+    """The same, for evaluations."""
+    agent: str | None = None
+    """Agent that shows the questions of the dataset: math, code, messages (which shows them as they are), or
+    your own as "module:Class". With null: messages where they are conversations, else math."""
+    reward: str | None = None
+    """The judge of the answers to the dataset: math, code, search, or your own as "module:function"."""
     seed: int = setting(0, at_least=0, below=2**63)
     """Seed of a new model's weights, the order of the tasks and every sampled token."""
     stages: list[str] = field(default_factory=lambda: ["warm_start", "reinforce"])

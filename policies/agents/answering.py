@@ -99,6 +99,22 @@ class CodingAgent(AnsweringAgent):
         return f"{text}\n\n{REPAIR if self.trajectory.steps else CODE_INSTRUCTION}"
 
 
+class PromptAgent(AnsweringAgent):
+    """Shows ``observation["messages"]`` as they are; the action is the whole response. It answers once."""
+
+    def __init__(self) -> None:
+        super().__init__(accumulate_thinking=True)
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if not done:
+            self.messages += copy.deepcopy(observation["messages"])
+
+    def _request(self, observation: Any) -> str:
+        raise AgentError("PromptAgent answers once: use MessagesAgent for an environment that goes on.")
+
+
 def _question(observation: Any, agent: str, noun: str) -> str:
     if not isinstance(observation, dict) or "question" not in observation:
         raise AgentError(

@@ -66,6 +66,21 @@ def test_repeat_needs_at_least_one(n):
         Dataset(rows(1)).repeat(n)
 
 
+@pytest.mark.parametrize(("test_size", "number"), [(10, 10), (0.2, 10), (1, 1)])
+def test_split_has_every_row_once(test_size: float, number: int) -> None:
+    parts = Dataset(rows(50)).train_test_split(test_size, seed=3)
+    assert [len(parts[name]) for name in ("train", "test")] == [50 - number, number]
+    assert sorted(row["id"] for part in parts.values() for row in part) == list(range(50))
+    assert list(parts["test"]) == list(Dataset(rows(50)).train_test_split(test_size, seed=3)["test"])
+    assert list(parts["test"]) != list(Dataset(rows(50)).train_test_split(test_size, seed=4)["test"])
+
+
+@pytest.mark.parametrize("test_size", [0, 50, 0.001, 0.999])
+def test_split_leaves_no_part_empty(test_size: float) -> None:
+    with pytest.raises(ValueError, match=f"test_size={test_size} of 50 rows"):
+        Dataset(rows(50)).train_test_split(test_size)
+
+
 def test_shuffle_depends_only_on_the_seed_and_loses_nothing():
     dataset = Dataset(rows(50))
     assert list(dataset.shuffle(1)) == list(dataset.shuffle(1)) != list(dataset.shuffle(2))

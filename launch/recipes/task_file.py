@@ -1,0 +1,120 @@
+"""The workload of a file: ``dataset=tasks.jsonl agent=math reward=math``, without a module of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from environments import CodeEnvironment, SingleTurnEnvironment
+from environments.base import BaseEnv
+from environments.data.dataset_files import READERS
+from environments.data.datasets import Dataset, DatasetRegistry
+from environments.data.task_columns import named_columns
+from environments.errors import ConfigError
+from environments.named_module import load_class, load_module
+from environments.rewards import RewardFunction, code_reward_fn, math_reward_fn, search_reward_fn
+from launch.settings.tree import TrainConfig
+from launch.workload import Workload, load_workload
+from policies.agents.answering import CodingAgent, MathAgent, PromptAgent
+from policies.agents.base import BaseAgent
+
+AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
+    "math": (MathAgent, SingleTurnEnvironment),
+    "code": (CodingAgent, CodeEnvironment),
+    "messages": (PromptAgent, SingleTurnEnvironment),
+}
+REWARDS: dict[str, RewardFunction] = {
+    "math": math_reward_fn,
+    "code": code_reward_fn,
+    "search": search_reward_fn,
+}
+
+
+def workload_of(config: TrainConfig) -> Workload:
+    """Make the workload that a configuration names: of a file of tasks, or of a module.
+
+    Raises:
+        ConfigError: it names both, or neither, or one that cannot be made.
+        DatasetError: the file cannot be read, or lacks a question.
+    """
+    own = {"held_out": config.held_out, "agent": config.agent, "reward": config.reward}
+    if config.dataset is not None:
+        if config.workload is not None:
+            raise ConfigError(
+                f"workload={config.workload} and dataset={config.dataset} both name the tasks: set one "
+                "of them, and no recipe beside a dataset."
+            )
+        return task_file_workload(config.dataset, **own, seed=config.seed)
+    for name, value in own.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value} belongs to a dataset: set dataset=tasks.jsonl, or leave it out."
+            )
+    return load_workload(config.workload, config.seed)
+
+
+def task_file_workload(
+    dataset: str, held_out: str | None, agent: str | None, reward: str | None, seed: int
+) -> Workload:
+    """Make the workload of a file, or of a registered data set, and print what of its columns is used.
+
+    Args:
+        dataset: a file, or ``name`` or ``name/split`` of the ``DatasetRegistry``.
+        held_out: the same, for evaluations.
+        agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
+            else ``math``.
+        reward: one of ``REWARDS``, or "module:function".
+
+    Raises:
+        ConfigError: a name is unknown, or the agent does not fit the questions.
+        DatasetError: the data cannot be read, or have no question.
+    """
+    tasks = _tasks("dataset", dataset)
+    are_conversations = "messages" in tasks[0]
+    agent = agent or ("messages" if are_conversations else "math")
+    if (agent == "messages") != are_conversations and agent in AGENTS:
+        shape = "a list of messages" if are_conversations else "a text"
+        fitting = "messages" if are_conversations else "math or agent=code"
+        raise ConfigError(
+            f"agent={agent} does not fit {dataset}, whose question is {shape}: set agent={fitting}."
+        )
+    agent_class, env_class = AGENTS.get(agent, (None, SingleTurnEnvironment))
+    if agent_class is None:
+        known = {name: f"{each.__module__}:{each.__qualname__}" for name, (each, _) in AGENTS.items()}
+        agent_class = load_class("agent", agent, known, BaseAgent)
+    return Workload(
+        agent_class=agent_class,
+        env_class=env_class,
+        env_args={"reward_fn": _reward(reward)},
+        train_dataset=tasks.shuffle(seed),
+        val_dataset=None if held_out is None else _tasks("held_out", held_out),
+    )
+
+
+def _tasks(setting: str, name: str) -> Dataset:
+    path = Path(name)
+    if path.suffix.lower() in READERS:
+        data = Dataset.load_data(path)
+    else:
+        known, _, split = name.partition("/")
+        data = DatasetRegistry.load_dataset(known, split or ("train" if setting == "dataset" else "test"))
+    tasks, sentence = named_columns(data, name)
+    sys.stdout.write(f"{sentence}\n")
+    return tasks
+
+
+def _reward(name: str | None) -> RewardFunction:
+    choices = f'Choose one of {", ".join(REWARDS)}, or name your own as "module:function".'
+    if name is None:
+        raise ConfigError(f"A dataset needs a reward function: set reward=math, for example. {choices}")
+    if name in REWARDS:
+        return REWARDS[name]
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f"reward={name!r} is unknown. {choices}")
+    found: Any = vars(load_module(f"reward={name!r}", module_name)).get(function_name)
+    if not callable(found):
+        raise ConfigError(f"reward={name!r}: {module_name} has no function {function_name!r}.")
+    function: RewardFunction = found
+    return function
