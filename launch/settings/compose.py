@@ -140,6 +140,9 @@ def _readable(error: Exception) -> str:
             unknown("recipe", recipe[1], recipe_names())
             + " Or name a module of your own: workload=my_module."
         )
+    section = re.search(r"override '?\+?([\w.]+)", text)
+    if "Cannot convert 'dict'" in text and section:  # a part of a setting that has none
+        return unknown("setting", section[1], field_names())
     names = re.findall(r"(?:override '?|full_key: )([\w.]+)", text)  # one of the two may be the section alone
     if "not in" in text and names:
         return unknown("setting", max(names, key=len), field_names())

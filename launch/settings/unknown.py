@@ -66,7 +66,8 @@ ABSENT = {
     "Tasks, agent and rewards come from a file (dataset=tasks.jsonl held_out=test.jsonl agent=math "
     "reward=math), from a recipe (recipe=calculator) or from a module of your own "
     "(workload=my_workload).": "datasets data train_data train_file train_files val_files train_dataset "
-    "val_dataset eval_dataset dataset_name env environment reward_fn reward_function reward_model",
+    "val_dataset eval_dataset dataset dataset_name env environment agent reward reward_fn reward_function "
+    "reward_model",
     "Metrics always go to run.directory, as metrics.jsonl and for TensorBoard.": "logger loggers logging "
     "wandb mlflow swanlab report_to project project_name experiment_name run_name log_dir logging_dir "
     "tensorboard",

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from environments.columns import Floats, Ints, TokenIds, floats, stored
 from environments.errors import LearnerError
 from environments.prefix_tree import Span
@@ -87,6 +85,8 @@ class TrainingSample:
 
     def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
         """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
+        import numpy as np  # actors and commands that import this module have no use for it
+
         mask = np.asarray(stored(self, "loss_mask")) > 0
         column, count = np.zeros(len(mask)), self.num_sampled_tokens
         column[mask] = np.fromiter(islice(values, count), float, count)  # an iterator's others stay

@@ -218,7 +218,7 @@ def test_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message:
     [
         ("trainer.logger", "Metrics always go to run.directory"),
         ("data.train_files", "workload=my_workload"),
-        ("dataset", "workload=my_workload"),
+        ("train_files", "workload=my_workload"),
         ("dataset.path", "workload=my_workload"),
         ("rollout.top_p", "rollout.temperature alone"),
         ("learner.tensor_parallel", "learner.num_workers"),
@@ -227,7 +227,7 @@ def test_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message:
         ("rolout.group_size", "Did you mean 'rollout.group_size'?"),
         ("learner.optimzer.lr", "Did you mean 'learner.optimizer.lr'?"),
         ("selection.colour", "Known: selection.masked_reasons, "),
-        ("colour", "Known: algorithm, evaluation, "),
+        ("colour", "Known: agent, algorithm, "),
     ],
 )
 def test_unknown_setting_is_answered_with_what_there_is_for_it(name: str, words: str) -> None:

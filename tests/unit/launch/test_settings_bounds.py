@@ -108,5 +108,7 @@ def test_settings_are_at_most_110_and_those_of_later_issues() -> None:
         *(f"server.recording.{name}" for name in ("folder", "keep_days", "readers")),
         *(f"preferences.{name}" for name in ("num_steps", "pairs_per_step", "beta", "optimizer")),
         *(f"preferences.{name}" for name in ("sft_coef", "held_out_pairs")),
+        "fleet.pairs_per_actor",
+        *("dataset", "held_out", "agent", "reward"),
     }
     assert later <= {leaf.name for leaf in LEAVES} and len(LEAVES) <= 110 + len(later)
