@@ -75,7 +75,7 @@ class NodeWatch:
 
     def away_from_silent_nodes(self) -> dict[str, str]:
         """Labels that keep an actor away from silent nodes, which Ray may still take for healthy."""
-        silent = sorted(node for node, silence in self._silences.items() if silence.done())
+        silent = sorted(filter(self.is_silent, self._silences))
         return {"ray.io/node-id": f"!in({','.join(silent)})"} if silent else {}
 
     def next_return(self) -> asyncio.Future[None]:

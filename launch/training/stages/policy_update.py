@@ -144,8 +144,11 @@ def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
     for batch in batches:
         for sample in batch.samples:
             turns, advantages = (np.asarray(stored(sample, name)) for name in ("turns", "advantages"))
-            if len(advantages) and (turns >= 0).any():  # none where all of it was masked, or imitated
-                learned[sample.rollout_id].append((turns[turns >= 0], advantages[turns >= 0]))
+            if not len(advantages):  # all of it was masked, or imitated
+                continue
+            is_sampled = turns >= 0
+            if len(own := advantages[is_sampled]):  # raises where the two have other lengths
+                learned[sample.rollout_id].append((turns[is_sampled], own))
     means = {}
     for rollout_id, parts in learned.items():
         turns, advantages = map(np.concatenate, zip(*parts, strict=True))
