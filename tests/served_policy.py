@@ -57,7 +57,7 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 
 
 def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> ServedPolicy:
-    """Serve ``model_path``. Needs ``serve_port``, also where ``config.http_port`` is not set."""
+    """Serve ``model_path``. Needs ``ray_cluster``."""
     from actors.serving.policy_app import PolicyApp
     from actors.settings import ServedModel
 

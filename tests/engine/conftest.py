@@ -22,11 +22,22 @@ MAX_LEARNERS = 2
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> None:
-    """A Ray of the tests' own, whatever else runs on this machine. It lives until ``pytest_unconfigure``."""
+def http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(http_port: int) -> None:
+    """A Ray of the tests' own, whatever else runs on this machine. It lives until ``pytest_unconfigure``.
+
+    Serve starts with it: its proxy comes with Serve or never, and a training without a port would start it
+    without one, for all tests that come after.
+    """
     import ray
 
     from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+    from actors.serving.policy_app import start_serve
+    from actors.settings import ServerConfig
     from launch.cluster.session import LOCAL_CPUS, RAY_ENVIRONMENT
 
     os.environ.update(RAYLET_ENVIRONMENT)
@@ -40,6 +51,7 @@ def ray_cluster() -> None:
         logging_level="ERROR",
         runtime_env={"env_vars": variables},
     )
+    start_serve(ServerConfig(http_port=http_port))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,14 +63,9 @@ def light_workers(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def serve_port(ray_cluster: None) -> int:
-    """Where Serve's proxy listens. It starts with Serve or never: so before any application."""
-    from actors.serving.policy_app import start_serve
-    from actors.settings import ServerConfig
-
-    port = free_port()
-    start_serve(ServerConfig(http_port=port))
-    return port
+def serve_port(ray_cluster: None, http_port: int) -> int:
+    """The port at which Serve's proxy listens."""
+    return http_port
 
 
 @pytest.fixture(scope="session")
