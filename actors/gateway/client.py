@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,11 +68,16 @@ class PolicyClient:
         base_url: address for clients of OpenAI's API; it ends with ``/v1``.
         api_key: opens this rollout only, until it has ended.
         model: a name for the field ``model``; all names mean the policy.
+
+    Args:
+        url: the gateway's address for programs of this machine, without ``/v1``.
+        open_to_others: has the gateway listen for other machines, and returns its address for them.
+        is_async: the function is a coroutine function, and gets asynchronous clients.
     """
 
-    def __init__(self, url: str, api_key: str, is_async: bool) -> None:
+    def __init__(self, url: str, api_key: str, open_to_others: Callable[[], str], is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{url}/v1", api_key, MODEL
-        self._url, self._is_async = url, is_async
+        self._url, self._open_to_others, self._is_async = url, open_to_others, is_async
         self._programs: set[_Supervised] = set()
         self._is_closed = False
 
@@ -105,12 +110,20 @@ class PolicyClient:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which programs find the policy."""
+        """Variables by which programs of this machine find the policy."""
+        return self._variables(self._url)
+
+    @property
+    def environment_elsewhere(self) -> dict[str, str]:
+        """Variables by which programs of other machines find it: at an address of this node."""
+        return self._variables(self._open_to_others())
+
+    def _variables(self, url: str) -> dict[str, str]:
         return {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": self.api_key,
-            "ANTHROPIC_BASE_URL": self._url,
+            "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": self.api_key,
         }
 

@@ -278,8 +278,9 @@ class Program:
         self._function, self._task, self._calls = function, task, calls
         self._gateway = gateway()
         self._key = self._gateway.open(calls)
-        is_async = inspect.iscoroutinefunction(function)
-        self._client = PolicyClient(self._gateway.url, self._key, is_async)
+        self._client = PolicyClient(
+            self._gateway.url, self._key, lambda: self._gateway.url_elsewhere, is_async=_is_async(function)
+        )
         self._cancel: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="rollout function", daemon=True)
         self._thread.start()
@@ -310,6 +311,10 @@ class Program:
             return await value
         finally:
             await self._client.aclose()
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 def _name(function: object) -> str:

@@ -8,10 +8,12 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
+from ray.util import get_node_ip_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +23,7 @@ from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import MODEL
 from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
+from actors.serving.keys import sent_keys
 from environments.errors import TroupeError
 from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
@@ -53,17 +56,15 @@ class Gateway:
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        listening = socket.create_server((HOST, 0))
-        self.url = f"http://{HOST}:{listening.getsockname()[1]}"
-        """Address without ``/v1``."""
         routes = [Route(path, self._answer, methods=["POST"]) for path in DIALECTS]
-        app = Starlette(
-            routes=[*routes, Route("/v1/models", self._models, methods=["GET"])],
-            exception_handlers={TroupeError: _failed, Exception: _failed, 404: _not_found, 405: _not_found},
-        )
-        config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
-        serve = functools.partial(uvicorn.Server(config).run, sockets=[listening])
-        threading.Thread(target=serve, name="gateway", daemon=True).start()
+        self._app = application([*routes, Route("/v1/models", self._models, methods=["GET"])])
+        self.url = listen(self._app, HOST)
+        """Address without ``/v1``, for programs of this machine."""
+
+    @functools.cached_property
+    def url_elsewhere(self) -> str:
+        """The same for programs of other machines. Nothing listens there before somebody asks for it."""
+        return listen(self._app, get_node_ip_address())
 
     def open(self, calls: ProgramCalls) -> str:
         """Open a session; return the key by which its program calls."""
@@ -76,16 +77,15 @@ class Gateway:
         self._sessions.pop(key, None)
 
     def _session(self, request: Request) -> _Session:
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        key = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if key not in self._sessions:
+        session = next(filter(None, map(self._sessions.get, sent_keys(request.headers))), None)
+        if session is None:
             raise HttpError(
                 401,
                 "This key opens no rollout that is in play: send the key of the client that the rollout "
                 "function was given, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.",
                 code="invalid_api_key",
             )
-        return self._sessions[key]
+        return session
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
@@ -138,14 +138,26 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
 
 
 async def _sampled(request: Request, waiting: WaitingCall) -> Json:
-    """The answer to a call, unless the client goes before it is there."""
-    answer = asyncio.ensure_future(asyncio.wrap_future(waiting.answer))
+    answer = asyncio.wrap_future(waiting.answer)
+    await settled(request, answer)
+    return answer.result()
+
+
+async def settled(request: Request, future: asyncio.Future[Any], seconds: float | None = None) -> bool:
+    """Wait for ``future``, at most for ``seconds``, and return whether it is done.
+
+    Args:
+        request: one whose body was read.
+
+    Raises:
+        HttpError: 499 where the client goes before.
+    """
     gone = asyncio.ensure_future(request.receive())  # the body is read, so what comes is the client's end
     try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((future, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             raise HttpError(499, "The client has gone before it had its answer.")
-        return answer.result()
+        return future.done()
     finally:
         gone.cancel()
 
@@ -158,14 +170,34 @@ async def _stream(events: list[Json], dialect: Dialect) -> AsyncIterator[str]:
         yield f"data: {dialect.terminator}\n\n"
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(error, request.url.path)
+def application(routes: Sequence[Route]) -> Starlette:
+    """An application of ``routes`` whose errors name what is wrong, in the form that clients expect."""
+    paths = ", ".join(sorted({route.path for route in routes}))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return error_response(error, request.url.path)
+
+    async def not_found(request: Request, _: Exception) -> Response:
+        return error_response(HttpError(404, f"Nothing is here. This server has {paths}."), request.url.path)
+
+    handlers = {TroupeError: failed, Exception: failed, 404: not_found, 405: not_found}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
-async def _not_found(request: Request, _: Exception) -> Response:
-    present = ", ".join([*DIALECTS, "/v1/models"])
-    error = HttpError(404, f"Nothing is here. A rollout's gateway has {present}.")
-    return error_response(error, request.url.path)
+def listen(app: Starlette, host: str, port: int = 0) -> str:
+    """Serve ``app`` in a thread of this process, to its end; return the address.
+
+    Args:
+        port: 0 takes any that is free.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    listening = socket.create_server((host, port))
+    config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
+    serve = functools.partial(uvicorn.Server(config).run, sockets=[listening])
+    threading.Thread(target=serve, name="gateway", daemon=True).start()
+    return f"http://{host}:{listening.getsockname()[1]}"
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -89,6 +89,12 @@ class KeysFile:
         except ConfigError as error:
             logger.error("The keys stay as they are: %s", error)
             return None
+
+
+def sent_keys(headers: Mapping[str, str]) -> list[str]:
+    """The keys that a request brings: as OpenAI's clients send theirs, or as Anthropic's do."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return [*filter(None, (headers.get("x-api-key"), key.strip() if scheme.lower() == "bearer" else None))]
 
 
 def access_keys(config: ServerConfig) -> ApiKeys:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
 from environments.base import BaseEnv
 from environments.data.dataset_files import READERS
@@ -24,6 +25,8 @@ AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
     "code": (CodingAgent, CodeEnvironment),
     "messages": (PromptAgent, SingleTurnEnvironment),
 }
+OUTSIDE = "outside"
+"""Name of the agent whose program runs elsewhere."""
 REWARDS: dict[str, RewardFunction] = {
     "math": math_reward_fn,
     "code": code_reward_fn,
@@ -63,8 +66,8 @@ def task_file_workload(
         dataset: a file, or ``name`` or ``name/split`` of the ``DatasetRegistry``.
         held_out: the same, for evaluations.
         agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
-            else ``math``.
-        reward: one of ``REWARDS``, or "module:function".
+            else ``math``. "outside" or "outside:PORT" hands the tasks to programs elsewhere.
+        reward: one of ``REWARDS``, or "module:function"; None for programs elsewhere, which send theirs.
 
     Raises:
         ConfigError: a name is unknown, or the agent does not fit the questions.
@@ -73,6 +76,11 @@ def task_file_workload(
     tasks = _tasks("dataset", dataset)
     are_conversations = "messages" in tasks[0]
     agent = agent or ("messages" if are_conversations else "math")
+    held_out_tasks = None if held_out is None else _tasks("held_out", held_out)
+    if agent.partition(":")[0] == OUTSIDE:
+        return Workload(
+            rollout=_outside(agent, reward), train_dataset=tasks.shuffle(seed), val_dataset=held_out_tasks
+        )
     if (agent == "messages") != are_conversations and agent in AGENTS:
         shape = "a list of messages" if are_conversations else "a text"
         fitting = "messages" if are_conversations else "math or agent=code"
@@ -88,8 +96,22 @@ def task_file_workload(
         env_class=env_class,
         env_args={"reward_fn": _reward(reward)},
         train_dataset=tasks.shuffle(seed),
-        val_dataset=None if held_out is None else _tasks("held_out", held_out),
+        val_dataset=held_out_tasks,
     )
+
+
+def _outside(agent: str, reward: str | None) -> RolloutFunction:
+    """Start the server at which programs elsewhere fetch the tasks, and print where it is."""
+    from actors.gateway.session_server import DEFAULT_PORT, SessionServer  # it loads an HTTP server and Ray
+
+    port = agent.removeprefix(f"{OUTSIDE}:") if ":" in agent else str(DEFAULT_PORT)
+    if not port.isdecimal():
+        raise ConfigError(f"agent={agent}: {port!r} is no port. Write agent={OUTSIDE}:{DEFAULT_PORT}.")
+    if reward is not None:
+        raise ConfigError(f"reward={reward} has no effect with agent={agent}: programs send their rewards.")
+    server = SessionServer(int(port))
+    sys.stdout.write(f"Programs fetch tasks by POST {server.url}/sessions.\n")
+    return server.rollout
 
 
 def _tasks(setting: str, name: str) -> Dataset:

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import Any
 
+from actors.gateway.remote_program import RemoteProgram
 from actors.ray_tools.background import in_background
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
@@ -40,7 +41,7 @@ def try_first_task(workload: Workload, tasks: Dataset, seconds: float = TRIAL_SE
 
 
 def check_agent(workload: Workload, tasks: Dataset) -> None:
-    """Play one step of the first of ``tasks`` with a made-up reply.
+    """Play one step of the first of ``tasks`` with a made-up reply. Programs elsewhere are not called for it.
 
     Raises:
         AgentError: the agent broke its contract.
@@ -50,6 +51,8 @@ def check_agent(workload: Workload, tasks: Dataset) -> None:
     from actors.sampling.backends import check_calls
     from actors.sampling.serve_sampler import ServeSampler  # both load Ray: --help would wait for it
 
+    if isinstance(workload.rollout, RemoteProgram):
+        return
     sampler = ScriptedSampler(lambda _messages: "0")
 
     def sample(request: SampleRequest) -> Any:

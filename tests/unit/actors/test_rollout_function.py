@@ -428,7 +428,7 @@ SLEEP = "import time; time.sleep(600)"
     ids=["time", "memory", "files"],
 )
 def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str) -> None:
-    client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+    client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
     result = client.run([sys.executable, "-c", code], limits=limits)
     assert result.limit.startswith(limit)
     assert result.exit_code == -9
@@ -441,13 +441,13 @@ def test_processes_that_a_program_leaves_end_with_it() -> None:
         f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', {mark!r}],"
         " start_new_session=True)"
     )
-    client = PolicyClient("http://127.0.0.1:1", mark, is_async=False)
+    client = PolicyClient("http://127.0.0.1:1", mark, str, is_async=False)
     assert client.run([sys.executable, "-c", code]).exit_code == 0
     assert processes_with(mark) == []
 
 
 def test_program_that_does_not_exist_is_named() -> None:
-    client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+    client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
     with pytest.raises(AgentError, match="no-such-agent"):
         client.run(["no-such-agent"])
 
@@ -527,7 +527,7 @@ def test_rewards_that_are_too_few_are_named() -> None:
 OWNER = """
 import sys, threading
 from actors.gateway.client import PolicyClient
-client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
 sleep = "import time; time.sleep(600)"
 nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
 command = [sys.executable, "-c", nested, sys.argv[1]]

@@ -1,0 +1,196 @@
+"""A server at which programs elsewhere fetch the tasks of a training, and hand in what they have earned.
+
+A program needs nothing of Troupe, only its address and a key. It calls the policy at the node that plays its
+rollout::
+
+    program elsewhere                      session server             rollout actor
+                                           tasks that wait        <-  RemoteProgram: a task, with the address
+    POST /sessions                     ->  the oldest of them         and the key of its rollout
+    the task, the address, the key     <-
+    POST {address}/chat/completions    --------------------------->   gateway: a turn of the rollout
+    POST /sessions/{id}/reward         ->  the reward             ->  the rollout's reward
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from ray.util import get_node_ip_address
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from actors.gateway.remote_program import RemoteProgram
+from actors.gateway.server import application, listen, settled
+from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys
+from environments.errors import ConfigError
+from policies.model_api.dialects.errors import HttpError
+
+DEFAULT_PORT = 8100
+CLAIM_SECONDS = 300.0
+"""Time that a task waits for a program."""
+ANSWER_SECONDS = 20.0
+"""Time that a program's request waits for a task: less than the proxies between them allow."""
+RESULT_FIELDS = {"reward", "rewards", "is_correct", "error"}
+
+Json = dict[str, Any]
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Session:
+    """A rollout that waits for a program, and then for its reward."""
+
+    offer: Json
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    claimed: asyncio.Future[None] = field(default_factory=_future)
+    result: asyncio.Future[Json] = field(default_factory=_future)
+
+
+class SessionServer:
+    """Hands the tasks of rollouts to programs that ask for them. It lives in the process that trains.
+
+    ``AgentTrainer(rollout=SessionServer().rollout, ...)`` trains what such programs do. They send a key of
+    ``TROUPE_API_KEYS``, as clients of the policy server do; one who has it can play, and judge, any task.
+
+    Attributes:
+        url: its address, at this node.
+        rollout: the rollout function.
+
+    Args:
+        port: 0 takes any that is free.
+        claim_seconds: a task that no program has taken after this time fails, and is tried again as often as
+            failed rollouts are.
+
+    Raises:
+        ConfigError: there is no key, or the port cannot be listened on.
+    """
+
+    def __init__(self, port: int = DEFAULT_PORT, claim_seconds: float = CLAIM_SECONDS) -> None:
+        self._keys = read_keys(None)
+        if not self._keys:
+            raise ConfigError(
+                f"Whoever reaches the session server could play and judge the tasks: set {KEYS_VARIABLE}="
+                "name:key, with a key from `openssl rand -hex 24`, here and for the programs."
+            )
+        self._claim_seconds = claim_seconds
+        self._open: dict[str, _Session] = {}
+        """By their ids: those that wait for a program, and those that are played."""
+        self._waiting: asyncio.Queue[_Session] = asyncio.Queue()
+        """Those that wait for a program, and some that are over meanwhile."""
+        routes = [
+            Route("/offers", self._offer, methods=["POST"]),
+            Route("/sessions", self._claim, methods=["POST"]),
+            Route("/sessions", self._count, methods=["GET"]),
+            Route("/sessions/{id}/reward", self._reward, methods=["POST"]),
+        ]
+        host = get_node_ip_address()
+        try:
+            self.url = listen(application(routes), host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"Programs elsewhere cannot fetch their tasks at port {port} of {host} ({error}): choose "
+                f"another one, such as {port + 1}, or end the program that has it."
+            ) from error
+        self._offer_key = secrets.token_urlsafe(24)
+        self.rollout = RemoteProgram(self.url, self._offer_key)
+
+    async def _offer(self, request: Request) -> Response:
+        """Take the task of a rollout in, and answer when a program has played it."""
+        if self._offer_key not in sent_keys(request.headers):
+            raise HttpError(401, "Only the rollouts of this training offer tasks.", code="invalid_api_key")
+        session = _Session(await request.json())
+        self._open[session.id] = session
+        self._waiting.put_nowait(session)
+        try:
+            if not await settled(request, session.claimed, self._claim_seconds):
+                reason = (
+                    f"No program has taken this task within {self._claim_seconds:g} s: start some that send "
+                    f"POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
+                )
+                return JSONResponse({"error": reason})
+            await settled(request, session.result)
+            return JSONResponse(session.result.result())
+        finally:
+            del self._open[session.id]
+
+    async def _claim(self, request: Request) -> Response:
+        """Hand out the task that has waited longest; status 204 says that none waits now."""
+        await self._body(request)
+        while True:
+            taking = asyncio.ensure_future(self._waiting.get())
+            try:
+                if not await settled(request, taking, ANSWER_SECONDS):
+                    return Response(status_code=204)
+            except HttpError:
+                if taking.done():
+                    self._waiting.put_nowait(taking.result())
+                raise
+            finally:
+                taking.cancel()
+            session = taking.result()
+            if session.id in self._open:
+                session.claimed.set_result(None)
+                return JSONResponse({"id": session.id, **session.offer})
+
+    async def _count(self, request: Request) -> Response:
+        await self._body(request)
+        num_played = sum(each.claimed.done() for each in self._open.values())
+        return JSONResponse({"waiting": len(self._open) - num_played, "played": num_played})
+
+    async def _reward(self, request: Request) -> Response:
+        """End a session by the result of its program."""
+        result = _checked(await self._body(request))
+        session = self._open.get(request.path_params["id"])
+        if session is None or not session.claimed.done() or session.result.done():
+            raise HttpError(
+                404,
+                f"No session {request.path_params['id']!r} is open: it has its reward already, or its "
+                "rollout has reached a limit, or there was never one.",
+            )
+        session.result.set_result(result)
+        return JSONResponse({"id": session.id, "object": "session", **result})
+
+    async def _body(self, request: Request) -> Json:
+        """The fields that somebody with a key has sent."""
+        if not any(self._keys.name_of(key.encode("latin-1")) for key in sent_keys(request.headers)):
+            raise HttpError(
+                401,
+                f"Send a key of {KEYS_VARIABLE}, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+                code="invalid_api_key",
+            )
+        try:
+            body = json.loads(await request.body() or "{}")
+        except ValueError as error:
+            raise HttpError(400, f"The body is no JSON: {error}.") from error
+        if not isinstance(body, dict):
+            raise HttpError(400, "The body has to be an object.")
+        return body
+
+
+def _checked(result: Json) -> Json:
+    """A program's result. Raises ``HttpError``."""
+    rewards, is_correct = result.get("rewards", [result.get("reward", 0.0)]), result.get("is_correct")
+    if (
+        len(result.keys() & {"reward", "rewards", "error"}) != 1
+        or not result.keys() <= RESULT_FIELDS
+        or not isinstance(rewards, list)
+        or not all(isinstance(each, Real) and math.isfinite(each) for each in rewards)
+        or is_correct not in (None, True, False)
+        or not isinstance(result.get("error", ""), str)
+    ):
+        raise HttpError(
+            400,
+            'Send {"reward": NUMBER}, if you like with "is_correct": true or false; {"rewards": [NUMBER, '
+            '...]}, one for each call of the policy; or {"error": TEXT} where the task could not be played.',
+        )
+    return result

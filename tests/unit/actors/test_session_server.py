@@ -1,0 +1,214 @@
+"""Programs elsewhere: they fetch a training's tasks over HTTP, and hand in their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from test_rollout_function import TASK, play
+
+from actors.gateway.session_server import SessionServer
+from actors.serving.keys import KEYS_VARIABLE
+from environments.errors import AgentError, ConfigError
+from environments.types import TerminationReason, Trajectory
+from policies.learning.samples import training_samples
+
+KEY = "a-key-of-the-programs"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SessionServer:
+    monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
+    return SessionServer(port=0)
+
+
+@pytest.fixture
+def http(server: SessionServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=30, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def start(server: SessionServer) -> Iterator[Callable[..., Future[Trajectory]]]:
+    """Play a rollout of the server in the background."""
+    with ThreadPoolExecutor(8) as threads:
+        yield lambda **limits: threads.submit(play, server.rollout, **limits)
+
+
+def claim(http: httpx.Client) -> dict[str, Any]:
+    response = http.post("/sessions")
+    assert response.status_code == 200
+    session: dict[str, Any] = response.json()
+    return session
+
+
+def call(session: dict[str, Any], *contents: str) -> Any:
+    """What the policy answers in a session."""
+    variables = session["environment"]
+    with openai.OpenAI(
+        base_url=variables["OPENAI_BASE_URL"],
+        api_key=variables["OPENAI_API_KEY"],
+        max_retries=0,
+        http_client=httpx.Client(trust_env=False),
+    ) as client:
+        messages: Any = [{"role": "user", "content": each} for each in contents]
+        return client.chat.completions.create(model=session["model"], messages=messages)
+
+
+def reward(http: httpx.Client, session: dict[str, Any], **result: Any) -> httpx.Response:
+    return http.post(f"/sessions/{session['id']}/reward", json=result)
+
+
+def test_program_elsewhere_plays_a_task_and_judges_it(start: Any, http: httpx.Client) -> None:
+    rollout = start()
+    session = claim(http)
+    assert session["task"] == TASK
+    assert "127.0.0.1" not in session["environment"]["OPENAI_BASE_URL"], "nobody else reaches that"
+    said = call(session, TASK["question"]).choices[0].message.content
+    assert said == f"You said {TASK['question']}"
+    assert http.get("/sessions").json() == {"waiting": 0, "played": 1}
+    assert reward(http, session, reward=0.5, is_correct=True).status_code == 200
+
+    trajectory = rollout.result(30)
+    assert trajectory.termination_reason is TerminationReason.ENV_DONE
+    assert (trajectory.reward, trajectory.is_correct, len(trajectory.steps)) == (0.5, True, 1)
+    assert len(training_samples(trajectory)) == 1
+    assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
+
+
+def test_calls_of_a_program_elsewhere_have_rewards_of_their_own(start: Any, http: httpx.Client) -> None:
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    call(session, "b")
+    reward(http, session, rewards=[1, -0.5])
+    assert [step.reward for step in rollout.result(30).steps] == [1.0, -0.5]
+
+
+def test_each_task_goes_to_one_program(start: Any, http: httpx.Client) -> None:
+    rollouts = [start() for _ in range(8)]
+    with ThreadPoolExecutor(8) as programs:
+        sessions = list(programs.map(lambda _: claim(http), range(8)))
+    assert len({each["id"] for each in sessions}) == 8
+    for number, session in enumerate(sessions):
+        call(session, str(number))
+        reward(http, session, reward=number)
+    played = [each.result(30) for each in rollouts]
+    assert sorted(each.reward for each in played) == list(range(8))
+    for each in played:  # a session's key opens only its session
+        assert each.steps[0].observation == [{"role": "user", "content": f"{each.reward:g}"}]
+
+
+def test_reward_counts_once(start: Any, http: httpx.Client) -> None:
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    assert reward(http, session, reward=1).status_code == 200
+    again = reward(http, session, reward=0)
+    assert again.status_code == 404 and "has its reward already" in again.json()["error"]["message"]
+    assert rollout.result(30).reward == 1.0
+
+
+def test_failure_of_a_program_elsewhere_fails_its_rollout(start: Any, http: httpx.Client) -> None:
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    reward(http, session, error="my tool is broken")
+    with pytest.raises(AgentError, match="my tool is broken"):
+        rollout.result(30)
+
+
+def test_limit_ends_a_session_and_its_reward_still_counts(start: Any, http: httpx.Client) -> None:
+    rollout = start(max_steps=1)
+    session = claim(http)
+    call(session, "a")
+    with pytest.raises(openai.BadRequestError, match="a limit of the rollout has ended it"):
+        call(session, "a", "b")
+    reward(http, session, reward=0.25)
+    trajectory = rollout.result(30)
+    assert (trajectory.termination_reason, trajectory.reward) == (TerminationReason.MAX_STEPS, 0.25)
+    assert reward(http, session, reward=1).status_code == 404
+    with pytest.raises(openai.AuthenticationError):
+        call(session, "a")
+
+
+def test_task_that_nobody_takes_fails_and_is_handed_out_no_more(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
+    server = SessionServer(port=0, claim_seconds=0.1)
+    with pytest.raises(AgentError, match=f"within 0.1 s: start some that send POST {server.url}/sessions"):
+        play(server.rollout)
+    assert http.post(f"{server.url}/sessions").status_code == 204
+
+
+def test_program_that_goes_before_its_task_comes_takes_none(
+    start: Any, server: SessionServer, http: httpx.Client
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/sessions", headers=HEADERS, timeout=0.2, trust_env=False)
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    reward(http, session, reward=1)
+    assert rollout.result(30).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"reward": "1"},
+        {"reward": float("nan")},
+        {"rewards": 1},
+        {"rewards": [None]},
+        {"reward": 1, "rewards": [1]},
+        {"reward": 1, "is_correct": "yes"},
+        {"reward": 1, "metadata": {}},
+        {"error": 3},
+    ],
+    ids=repr,
+)
+def test_result_in_another_form_is_a_bad_request(http: httpx.Client, result: dict[str, Any]) -> None:
+    content = str(result).replace("'", '"').replace("nan", "NaN").replace("None", "null")
+    response = http.post("/sessions/any/reward", content=content)
+    assert response.status_code == 400 and 'Send {"reward": NUMBER}' in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["", "another-key-of-somebody", "schlüssel"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/sessions"), ("GET", "/sessions"), ("POST", "/sessions/a/reward")]
+)
+def test_strangers_get_no_task(server: SessionServer, method: str, path: str, key: str) -> None:
+    headers = {"authorization": f"Bearer {key}".encode()} if key else {}
+    response = httpx.request(method, server.url + path, headers=headers, trust_env=False)
+    assert response.status_code == 401 and KEYS_VARIABLE in response.json()["error"]["message"]
+
+
+def test_key_of_the_programs_offers_no_task(http: httpx.Client) -> None:
+    assert http.post("/offers", json={"task": {}}).status_code == 401
+
+
+def test_session_server_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=f"set {KEYS_VARIABLE}=name:key"):
+        SessionServer(port=0)
+
+
+def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
+    port = int(server.url.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"at port {port} of .* such as {port + 1}"):
+        SessionServer(port)
+
+
+def test_server_that_is_gone_fails_the_rollout_by_its_address(server: SessionServer) -> None:
+    from actors.gateway.remote_program import RemoteProgram
+
+    with pytest.raises(AgentError, match="cannot be reached from this node") as failure:
+        play(RemoteProgram("http://127.0.0.1:1", "secret-of-offers"))
+    assert "secret-of-offers" not in str(failure.value)
