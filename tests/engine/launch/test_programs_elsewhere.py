@@ -1,0 +1,93 @@
+"""Training on what programs do that know of Troupe only an address and a key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machine import free_port
+
+from actors.serving.keys import KEYS_VARIABLE
+from launch.recipes.task_file import workload_of
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.trajectory_log import TRAIN, read_kept
+from launch.settings.compose import compose
+from launch.training.trainer import run_training
+from policies.learning.samples import training_samples
+
+KEY = "a-key-of-the-programs"
+PROGRAM = """
+import json, sys, urllib.error, urllib.request
+def post(url, key, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": "Bearer " + key})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
+        return json.loads(response.read() or "null")
+
+url, key = sys.argv[1:]
+while True:
+    try:
+        session = post(url + "/sessions", key, {})
+    except urllib.error.URLError:
+        break  # the training has ended
+    if session is None:
+        continue
+    messages = [{"role": "user", "content": session["task"]["question"]}]
+    for _ in range(2):
+        body = {"model": session["model"], "messages": messages, "max_tokens": 8}
+        chat = session["environment"]["OPENAI_BASE_URL"] + "/chat/completions"
+        answer = post(chat, session["environment"]["OPENAI_API_KEY"], body)["choices"][0]["message"]
+        messages += [answer, {"role": "user", "content": "Are you sure?"}]
+    earned = len(answer["content"]) % 3
+    post(url + "/sessions/" + session["id"] + "/reward", key, {"reward": earned, "is_correct": earned == 2})
+    print(session["task"]["number"], earned, flush=True)
+"""
+
+
+def test_programs_elsewhere_are_trained(
+    ray_cluster: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Two updates of 12 rollouts, by two programs, with a process each for the pairs of an actor."""
+    monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"question": f"What is {number}+1?", "number": number} for number in range(12)]
+    tasks.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = compose(
+        [
+            f"dataset={tasks}",
+            f"agent=outside:{free_port()}",
+            f"model.path={tiny_model}",
+            f"run.directory={tmp_path / 'run'}",
+            "run.num_steps=2",
+            "rollout.groups_per_step=3",
+            "rollout.group_size=4",
+            "rollout.max_steps=4",
+            "fleet.num_actors=1",
+            "fleet.pairs_per_actor=4",
+            "learner.mini_batch_size=12",
+        ]
+    )
+    workload = workload_of(config)
+    url = capfd.readouterr().out.partition("Programs fetch tasks by POST ")[2].partition("/sessions.")[0]
+    command = [sys.executable, "-c", PROGRAM, url, KEY]
+    programs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        run_training(config, workload)
+    finally:
+        for each in programs:
+            each.terminate()
+    earned = [line.split() for each in programs for line in each.communicate()[0].splitlines()]
+
+    steps = [each for each in read_metrics(tmp_path / "run") if "learn/loss" in each]
+    assert [each["step"] for each in steps] == [1, 2]
+    assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
+    trajectories = [each.trajectory for step in (1, 2) for each in read_kept(tmp_path / "run", TRAIN, step)]
+    assert len(trajectories) == 24
+    for each in trajectories:
+        (sample,) = training_samples(each)  # both calls are one sequence
+        assert sample.num_sampled_tokens > 0 and len(each.steps) == 2
+        assert each.is_correct == (each.reward == 2)
+        assert [str(each.task["number"]), f"{each.reward:g}"] in earned
