@@ -26,4 +26,4 @@ def programs(page: str) -> list[str]:
 (CONVERSATION,) = programs(HTTP)
 SHOP, CHECK = programs(GUIDE)
 COLLECT, TRAIN = programs(MIGRATION)
-SOLVE, SOLVE_BY_PROGRAM = programs(PROGRAMS)
+SOLVE, SOLVE_BY_PROGRAM, PLAY = programs(PROGRAMS)

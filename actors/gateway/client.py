@@ -114,7 +114,7 @@ class PolicyClient:
         return self._variables(self._url)
 
     @property
-    def environment_elsewhere(self) -> dict[str, str]:
+    def remote_environment(self) -> dict[str, str]:
         """Variables by which programs of other machines find it: at an address of this node."""
         return self._variables(self._open_to_others())
 

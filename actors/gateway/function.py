@@ -279,7 +279,7 @@ class Program:
         self._gateway = gateway()
         self._key = self._gateway.open(calls)
         self._client = PolicyClient(
-            self._gateway.url, self._key, lambda: self._gateway.url_elsewhere, is_async=_is_async(function)
+            self._gateway.url, self._key, lambda: self._gateway.remote_url, is_async=_is_async(function)
         )
         self._cancel: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="rollout function", daemon=True)

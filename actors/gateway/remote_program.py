@@ -30,7 +30,7 @@ class RemoteProgram:
         """Wait until the task has been played. Raises ``AgentError`` where that has failed."""
         import httpx
 
-        offer = {"task": plain_json(task), "environment": client.environment_elsewhere, "model": client.model}
+        offer = {"task": plain_json(task), "environment": client.remote_environment, "model": client.model}
         authorization = {"authorization": f"Bearer {self.key}"}
         try:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:

@@ -62,7 +62,7 @@ class Gateway:
         """Address without ``/v1``, for programs of this machine."""
 
     @functools.cached_property
-    def url_elsewhere(self) -> str:
+    def remote_url(self) -> str:
         """The same for programs of other machines. Nothing listens there before somebody asks for it."""
         return listen(self._app, get_node_ip_address())
 

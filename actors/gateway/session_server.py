@@ -32,7 +32,7 @@ from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys
 from environments.errors import ConfigError
 from policies.model_api.dialects.errors import HttpError
 
-DEFAULT_PORT = 8100
+SESSIONS_PORT = 8100
 CLAIM_SECONDS = 300.0
 """Time that a task waits for a program."""
 ANSWER_SECONDS = 20.0
@@ -75,7 +75,7 @@ class SessionServer:
         ConfigError: there is no key, or the port cannot be listened on.
     """
 
-    def __init__(self, port: int = DEFAULT_PORT, claim_seconds: float = CLAIM_SECONDS) -> None:
+    def __init__(self, port: int = SESSIONS_PORT, claim_seconds: float = CLAIM_SECONDS) -> None:
         self._keys = read_keys(None)
         if not self._keys:
             raise ConfigError(
@@ -84,9 +84,9 @@ class SessionServer:
             )
         self._claim_seconds = claim_seconds
         self._open: dict[str, _Session] = {}
-        """By their ids: those that wait for a program, and those that are played."""
+        """Sessions by their ids: those that wait for a program, and those that are played."""
         self._waiting: asyncio.Queue[_Session] = asyncio.Queue()
-        """Those that wait for a program, and some that are over meanwhile."""
+        """Sessions that wait for a program, and some that are over meanwhile."""
         routes = [
             Route("/offers", self._offer, methods=["POST"]),
             Route("/sessions", self._claim, methods=["POST"]),

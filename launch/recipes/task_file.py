@@ -102,11 +102,11 @@ def task_file_workload(
 
 def _outside(agent: str, reward: str | None) -> RolloutFunction:
     """Start the server at which programs elsewhere fetch the tasks, and print where it is."""
-    from actors.gateway.session_server import DEFAULT_PORT, SessionServer  # it loads an HTTP server and Ray
+    from actors.gateway.session_server import SESSIONS_PORT, SessionServer  # it loads an HTTP server and Ray
 
-    port = agent.removeprefix(f"{OUTSIDE}:") if ":" in agent else str(DEFAULT_PORT)
+    port = agent.removeprefix(f"{OUTSIDE}:") if ":" in agent else str(SESSIONS_PORT)
     if not port.isdecimal():
-        raise ConfigError(f"agent={agent}: {port!r} is no port. Write agent={OUTSIDE}:{DEFAULT_PORT}.")
+        raise ConfigError(f"agent={agent}: {port!r} is no port. Write agent={OUTSIDE}:{SESSIONS_PORT}.")
     if reward is not None:
         raise ConfigError(f"reward={reward} has no effect with agent={agent}: programs send their rewards.")
     server = SessionServer(int(port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from machine import free_port
+from shown_programs import PLAY
 
 from actors.serving.keys import KEYS_VARIABLE
 from launch.recipes.task_file import workload_of
@@ -20,40 +22,17 @@ from launch.training.trainer import run_training
 from policies.learning.samples import training_samples
 
 KEY = "a-key-of-the-programs"
-PROGRAM = """
-import json, sys, urllib.error, urllib.request
-def post(url, key, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": "Bearer " + key})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
-        return json.loads(response.read() or "null")
-
-url, key = sys.argv[1:]
-while True:
-    try:
-        session = post(url + "/sessions", key, {})
-    except urllib.error.URLError:
-        break  # the training has ended
-    if session is None:
-        continue
-    messages = [{"role": "user", "content": session["task"]["question"]}]
-    for _ in range(2):
-        body = {"model": session["model"], "messages": messages, "max_tokens": 8}
-        chat = session["environment"]["OPENAI_BASE_URL"] + "/chat/completions"
-        answer = post(chat, session["environment"]["OPENAI_API_KEY"], body)["choices"][0]["message"]
-        messages += [answer, {"role": "user", "content": "Are you sure?"}]
-    earned = len(answer["content"]) % 3
-    post(url + "/sessions/" + session["id"] + "/reward", key, {"reward": earned, "is_correct": earned == 2})
-    print(session["task"]["number"], earned, flush=True)
-"""
 
 
 def test_programs_elsewhere_are_trained(
     ray_cluster: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Two updates of 12 rollouts, by two programs, with a process each for the pairs of an actor."""
+    """Two updates of 12 rollouts, by two programs of the page, with pairs that share a rollout actor."""
     monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
     tasks = tmp_path / "tasks.jsonl"
-    rows = [{"question": f"What is {number}+1?", "number": number} for number in range(12)]
+    rows = [
+        {"question": f"What is {number}+1?", "ground_truth": "ezqxjkvwyfbm"[number]} for number in range(12)
+    ]
     tasks.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     config = compose(
         [
@@ -72,14 +51,15 @@ def test_programs_elsewhere_are_trained(
     )
     workload = workload_of(config)
     url = capfd.readouterr().out.partition("Programs fetch tasks by POST ")[2].partition("/sessions.")[0]
-    command = [sys.executable, "-c", PROGRAM, url, KEY]
-    programs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    variables = {**os.environ, "SESSIONS_URL": url, "SESSIONS_KEY": KEY, "NO_PROXY": "*"}
+    programs = [subprocess.Popen([sys.executable, "-c", PLAY], env=variables) for _ in range(2)]
     try:
         run_training(config, workload)
+        assert [each.poll() for each in programs] == [None, None], "they wait for more tasks"
     finally:
         for each in programs:
-            each.terminate()
-    earned = [line.split() for each in programs for line in each.communicate()[0].splitlines()]
+            each.kill()
+            each.wait()
 
     steps = [each for each in read_metrics(tmp_path / "run") if "learn/loss" in each]
     assert [each["step"] for each in steps] == [1, 2]
@@ -89,5 +69,5 @@ def test_programs_elsewhere_are_trained(
     for each in trajectories:
         (sample,) = training_samples(each)  # both calls are one sequence
         assert sample.num_sampled_tokens > 0 and len(each.steps) == 2
-        assert each.is_correct == (each.reward == 2)
-        assert [str(each.task["number"]), f"{each.reward:g}"] in earned
+        assert each.reward == (each.task["ground_truth"] in each.steps[1].model_response)
+    assert {each.reward for each in trajectories} == {0.0, 1.0}

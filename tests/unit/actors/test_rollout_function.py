@@ -94,6 +94,14 @@ def test_plain_function_and_its_verdict_are_taken() -> None:
     assert (trajectory.reward, trajectory.is_correct, trajectory.by_reward_function) == (-1.0, True, True)
 
 
+def test_object_with_a_coroutine_call_gets_asynchronous_clients() -> None:
+    class Solver:
+        async def __call__(self, task: dict[str, Any], client: PolicyClient) -> float:
+            return float((await say(client, "a")).choices[0].message.content == "You said a")
+
+    assert play(Solver()).reward == 1.0
+
+
 def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         messages: list[Any] = [{"role": "user", "content": task["question"]}]

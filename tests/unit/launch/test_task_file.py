@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import free_port
 
+from actors.gateway.remote_program import RemoteProgram
 from environments import CodeEnvironment, Dataset, DatasetRegistry, RewardOutput
 from environments.data.task_columns import named_columns
 from environments.errors import ConfigError, DatasetError
 from launch.recipes.task_file import workload_of
 from launch.settings.compose import compose
+from launch.validation.trial import check_agent
 from launch.validation.workload import check_classes
 from launch.workload import Workload
 from policies import CodingAgent, MathAgent
@@ -128,12 +131,31 @@ def test_own_agent_and_reward_are_named_by_module(tmp_path: Path) -> None:
         (["dataset=missing.jsonl", "reward=math"], "There is no file"),
         (["reward=math"], "reward=math belongs to a dataset: set dataset=tasks.jsonl"),
         (["agent=math", "recipe=calculator"], "agent=math belongs to a dataset"),
+        (["dataset={}", "agent=outside:http"], "'http' is no port. Write agent=outside:8100."),
+        (["dataset={}", "agent=outside", "reward=math"], "reward=math has no effect with agent=outside"),
+        (["dataset={}", "agent=outside"], "set TROUPE_API_KEYS=name:key"),
     ],
 )
 def test_wrong_choice_is_answered_by_a_sentence(tmp_path: Path, settings: list[str], message: str) -> None:
     path = written(tmp_path, AIME)
     with pytest.raises((ConfigError, DatasetError), match=re.escape(message)):
         made(*(each.format(path) for each in settings))
+
+
+def test_tasks_for_programs_elsewhere_are_not_tried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or a start would wait for a program, which would play with a model that is none."""
+    monkeypatch.setenv("TROUPE_API_KEYS", "programs:a-key-of-the-programs")
+    port = free_port()
+    workload = made(f"dataset={written(tmp_path, GSM8K)}", f"agent=outside:{port}")
+    check_classes(workload)
+    assert re.search(
+        rf"Programs fetch tasks by POST http://[\d.]+:{port}/sessions\.\n", capsys.readouterr().out
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteProgram, "__call__", None)
+        check_agent(workload, workload.train_dataset)
 
 
 @pytest.mark.parametrize(
