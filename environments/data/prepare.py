@@ -133,14 +133,16 @@ def prepare(name: str, places: Sequence[str], leave_out: bool = False) -> tuple[
     for part in parts:
         tasks.setdefault(part.split, []).extend(_tasks(name, part, unreadable))
     notes = [f"Not used, as their names fit no split: {', '.join(unused)}."] if unused else []
+    notes += [f"Nothing found for {name}/{each}." for each in SOURCES[SETS[name][0]].splits if each not in tasks]
     if unreadable:
         more = f", and {len(unreadable) - MAX_NAMED} more" if len(unreadable) > MAX_NAMED else ""
-        notes.append(f"Rows left out: {len(unreadable)} ({'; '.join(unreadable[:MAX_NAMED])}{more}).")
+        reasons = f"{'; '.join(unreadable[:MAX_NAMED])}{more}"
         if not leave_out:
             raise DatasetError(
-                f"{len(unreadable)} rows cannot be read: {'; '.join(unreadable[:MAX_NAMED])}{more}. Correct "
-                "them, or leave them out with --leave-out."
+                f"{len(unreadable)} rows cannot be read: {reasons}. Correct them, or leave them out with "
+                "--leave-out."
             )
+        notes.append(f"Rows left out: {len(unreadable)} ({reasons}).")
     for split, rows in tasks.items():
         if not rows:
             where = ", ".join(part.place for part in parts if part.split == split)
@@ -150,13 +152,13 @@ def prepare(name: str, places: Sequence[str], leave_out: bool = False) -> tuple[
 
 
 def _write_corpus(parts: Sequence[Part]) -> list[str]:
+    if DatasetRegistry.dataset_exists(CORPUS, "default"):
+        remedy = f"To replace it, DatasetRegistry.remove_dataset({CORPUS!r}) and prepare again."
+        return [f"{CORPUS} is registered already and was left as it is. {remedy}"]
     passages = _passages(parts)
     first = next(passages, None)
     if first is None:
-        return []
-    if DatasetRegistry.dataset_exists(CORPUS, "default"):
-        remedy = f"DatasetRegistry.remove_dataset({CORPUS!r}) makes room for these passages."
-        return [f"{CORPUS} is registered already and was left as it is. {remedy}"]
+        return [f"No {CORPUS}: the rows have no passages in {CONTEXT!r}. Register one for local_search."]
     corpus = DatasetRegistry.register_dataset(CORPUS, chain([first], passages))
     return [f"{CORPUS}: {len(corpus)} passages, for the tool local_search."]
 

@@ -167,6 +167,14 @@ def test_test_set_is_shown_with_its_evaluation(tmp_path: Path, capsys: pytest.Ca
     assert len(workload_of(compose(["run.directory=unused", *settings.split()])).train_dataset) == 2
 
 
+def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trimmed = {name: HOTPOT[name] for name in ("question", "answer")}
+    prepared("hotpotqa", written(tmp_path / "train.jsonl", [trimmed]))
+    shown = capsys.readouterr().out
+    assert "Nothing found for hotpotqa/test.\n" in shown and "held_out" not in shown
+    assert "No search_corpus: the rows have no passages in 'context'." in shown
+
+
 def test_hub_is_read_by_the_package_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
