@@ -133,7 +133,8 @@ def prepare(name: str, places: Sequence[str], leave_out: bool = False) -> tuple[
     for part in parts:
         tasks.setdefault(part.split, []).extend(_tasks(name, part, unreadable))
     notes = [f"Not used, as their names fit no split: {', '.join(unused)}."] if unused else []
-    notes += [f"Nothing found for {name}/{each}." for each in SOURCES[SETS[name][0]].splits if each not in tasks]
+    expected = SOURCES[SETS[name][0]].splits
+    notes += [f"Nothing found for {name}/{each}." for each in expected if each not in tasks]
     if unreadable:
         more = f", and {len(unreadable) - MAX_NAMED} more" if len(unreadable) > MAX_NAMED else ""
         reasons = f"{'; '.join(unreadable[:MAX_NAMED])}{more}"
