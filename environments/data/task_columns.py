@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.data.datasets import Dataset
@@ -13,16 +13,19 @@ ANSWERS = ("ground_truth", "answer", "solution", "final_answer", "expected_answe
 FINAL_ANSWER = "####"
 """GSM8K's mark between an explanation and the number that it ends with."""
 
+EMPTY: tuple[object, ...] = (None, "", [])
+"""Values of a column that hold nothing."""
+
 Row = dict[str, Any]
 
 
 def named_columns(tasks: Dataset, source: str) -> tuple[Dataset, str]:
     """Give each task ``question`` or ``messages``, and ``ground_truth``; all its columns stay.
 
-    The first of ``QUESTIONS`` and of ``ANSWERS`` that the first row has is taken, for all rows. A list of
-    messages stays a conversation. Of an answer like GSM8K's, the part behind ``####`` is taken, and of verl's
-    ``reward_model`` its ``ground_truth``. Data without any of ``ANSWERS``, such as code with ``tests``, is
-    left to the reward function.
+    The first of ``QUESTIONS`` and of ``ANSWERS`` that the first row has is taken, for all rows; upper and
+    lower case are the same. A list of messages stays a conversation. Of an answer like GSM8K's, the part
+    behind ``####`` is taken, and of verl's ``reward_model`` its ``ground_truth``. Data without any of
+    ``ANSWERS``, such as code with ``tests``, is left to the reward function.
 
     Args:
         source: name of the data, for messages.
@@ -35,36 +38,47 @@ def named_columns(tasks: Dataset, source: str) -> tuple[Dataset, str]:
     """
     if not len(tasks):
         raise DatasetError(f"{source} has no rows: there is nothing to train on.")
-    question = _column(tasks[0], QUESTIONS)
+    question = column_of(_filled(tasks[0]), QUESTIONS)
     if question is None:
         raise DatasetError(
             f"{source} has no question: its columns are {', '.join(map(str, tasks[0]))}. Name the question's "
             f"column as one of {', '.join(QUESTIONS)}, and that of the right answer as one of "
             f"{', '.join(ANSWERS)}."
         )
-    answer = _column(tasks[0], ANSWERS)
+    answer = column_of(_filled(tasks[0]), ANSWERS)
     rows = [_named(row, question, answer, f"{source}, row {index}") for index, row in enumerate(tasks)]
     judged_by = "no column with a right answer" if answer is None else f"the right answer from {answer!r}"
     sentence = f"{source}: {len(rows)} tasks, the question from {question!r}, {judged_by}."
     return Dataset(rows, name=tasks.name, split=tasks.split), sentence
 
 
-def _column(row: Row, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if row.get(name) not in (None, "", [])), None)
+def column_of(columns: Iterable[str], names: Sequence[str]) -> str | None:
+    """Return the column with the first of ``names`` that there is, be it upper or lower case."""
+    by_name = {column.lower(): column for column in columns}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def marked_answer(text: str) -> str | None:
+    """Return what stands behind GSM8K's mark, or None where the mark is missing."""
+    _, mark, answer = text.rpartition(FINAL_ANSWER)
+    return answer.strip() if mark else None
+
+
+def _filled(row: Row) -> list[str]:
+    return [name for name, value in row.items() if value not in EMPTY]
 
 
 def _named(row: Row, question: str, answer: str | None, place: str) -> Row:
     text = row.get(question)
-    if text in (None, "", []):
+    if text in EMPTY:
         raise DatasetError(f"{place} has no {question!r}, where the first row has its question.")
     named = {**row, ("messages" if is_conversation(text) else "question"): text}
     if answer is not None:
         truth = row.get(answer)
         if answer == "reward_model" and isinstance(truth, Mapping):
             truth = truth.get("ground_truth")
-        if isinstance(truth, str) and FINAL_ANSWER in truth:
-            truth = truth.rpartition(FINAL_ANSWER)[2].strip()
-        named["ground_truth"] = truth
+        marked = marked_answer(truth) if isinstance(truth, str) else None
+        named["ground_truth"] = truth if marked is None else marked
     return named
 
 

@@ -78,6 +78,11 @@ def test_columns_that_are_used_are_printed(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == line
 
 
+def test_columns_may_be_in_capitals() -> None:
+    tasks, _ = named_columns(Dataset([{"ID": "I-1", "Problem": "Compute 6*7.", "Answer": 42}]), "aime.csv")
+    assert (tasks[0]["question"], tasks[0]["ground_truth"]) == ("Compute 6*7.", 42)
+
+
 def test_code_is_judged_by_its_tests(tmp_path: Path) -> None:
     workload = made(f"dataset={written(tmp_path, CODE)}", "agent=code", "reward=code")
     assert (workload.agent_class, workload.env_class) == (CodingAgent, CodeEnvironment)
