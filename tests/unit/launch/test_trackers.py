@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from own_tracker import OwnTracker
+from shown_programs import LENGTHS
 
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
@@ -125,6 +126,13 @@ def test_own_tracker_gets_settings_and_adds_its_numbers(tmp_path: Path) -> None:
         (1, {name: value for name, value in record.items() if name != "step"})
         for record in (update, evaluated)
     ]
+
+
+def test_tracker_of_the_guide_adds_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tracker.py").write_text(LENGTHS)
+    monkeypatch.syspath_prepend(tmp_path)
+    play(tmp_path / "run", range(1, 2), **chosen_trackers(["my_tracker:Lengths"]))
+    assert [each["rollout/short_share"] for each in read_metrics(tmp_path / "run")] == [1.0]
 
 
 class Late(OwnTracker):
