@@ -24,6 +24,6 @@ def programs(page: str) -> list[str]:
 
 (OWN,) = programs("README.md")
 (CONVERSATION,) = programs(HTTP)
-SHOP, CHECK = programs(GUIDE)
+SHOP, CHECK, LENGTHS = programs(GUIDE)
 COLLECT, TRAIN = programs(MIGRATION)
 SOLVE, SOLVE_BY_PROGRAM, PLAY = programs(PROGRAMS)

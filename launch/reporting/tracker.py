@@ -1,4 +1,4 @@
-"""Reports a run's progress: a line per update, a JSON-lines file, TensorBoard, and two plots at the end."""
+"""Reports a run's progress: a line per update, a JSON-lines file, its trackers, and two plots at the end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
+from launch.reporting.goal import Goal
 from launch.reporting.metrics import has_failed
 from launch.reporting.plots import draw_curve, draw_timeline
+from launch.reporting.trackers.base import BaseTracker
+from launch.reporting.trackers.chosen import Trackers
 from launch.run_folder.jsonl_log import JsonlLog, read_records
 
 METRICS = "metrics.jsonl"
@@ -39,11 +42,18 @@ class Tracker:
         num_steps: policy updates of the whole run, for the progress bar.
         last_step: the step from which the run goes on. Records of later steps are dropped, since the run
             makes them again.
+        chosen: trackers by their names, which are opened with the settings.
+        goal: the metric at whose value the run ends early; none by default.
     """
 
-    def __init__(self, directory: Path, num_steps: int, last_step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        directory: Path,
+        num_steps: int,
+        last_step: int = 0,
+        chosen: Mapping[str, BaseTracker] | None = None,
+        goal: Goal | None = None,
+    ) -> None:
         self._directory = directory
         self._num_steps = num_steps
         self._start = time.monotonic()
@@ -55,7 +65,11 @@ class Tracker:
         self._alarms = JsonlLog(directory / ALARMS, last_step)
         self._new_alarms: list[str] = []
         self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=last_step + 1)
+        self._trackers = Trackers(chosen or {}, directory, last_step, self.announce)
+        self.goal = goal or Goal()
+        """The metric at whose value the run ends early, compared with all records, also those of before."""
+        for record in self._file.kept:
+            self.goal.note(record)
 
     @property
     def evaluated(self) -> frozenset[int]:
@@ -67,9 +81,11 @@ class Tracker:
         self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
 
     def settings(self, config: Any) -> None:
-        """Write all settings of the run, defaults too, to its folder."""
-        text = yaml.safe_dump(plain_json(config), sort_keys=False, allow_unicode=True)
+        """Write all settings of the run, defaults too, to its folder, and open its trackers with them."""
+        settings = plain_json(config)
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         (self._directory / SETTINGS).write_text(text, encoding="utf-8")
+        self._trackers.open(settings)
 
     def alarm(self, text: str) -> None:
         """Announce something that a person should look into; it is recorded with the next step."""
@@ -103,19 +119,21 @@ class Tracker:
         step: int,
         metrics: dict[str, float],
         histograms: Mapping[str, Sequence[float]] | None = None,
+        groups: Sequence[TrajectoryGroup] = (),
     ) -> None:
         """Record the metrics of one policy update.
 
         Args:
             metrics: with ``time/step`` and ``rollout/reward_mean``.
-            histograms: values by name, such as the staleness of every trajectory, for TensorBoard.
+            histograms: values by name, such as the staleness of every trajectory, for trackers.
+            groups: played for the update, of which trackers may have numbers of their own.
         """
         for text in self._new_alarms:
             self._alarms.append({"step": step, "text": text})
         self._num_alarms += len(self._new_alarms)
-        self._record({"step": step, **metrics, "learn/alarms": len(self._new_alarms)})
+        counted = {**metrics, "learn/alarms": len(self._new_alarms)}
         self._new_alarms.clear()
-        self._draw_histograms(step, histograms or {})
+        self._record("rollout", step, counted, groups, histograms or {})
         left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
         self._print(self._step_line(step, metrics, left))
 
@@ -123,14 +141,16 @@ class Tracker:
         """Note that the updates begin: the time left is estimated from here."""
         self._steps_since = time.monotonic()
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+    def evaluation(
+        self, step: int, metrics: dict[str, float], groups: Sequence[TrajectoryGroup] = ()
+    ) -> None:
         """Record the reward on held-out tasks after ``step`` updates; later steps may be recorded already.
 
         One evaluation is recorded per step: the first, also if the run was resumed in between.
         """
         if step not in self._evaluated:
             self._evaluated.add(step)
-            self._record({"step": step, **metrics})
+            self._record("eval", step, metrics, groups, {})
         self._print(
             f"  held-out reward after step {step}: {metrics['eval/reward_mean']:.3f} "
             f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
@@ -149,6 +169,11 @@ class Tracker:
                 f"The mean reward on held-out tasks went from {before:.3f} to {after:.3f} in "
                 f"{found[-1]['step']} updates."
             )
+        if self.goal.reached:
+            self.announce(
+                f"{self.goal.reached}: the run ends before its {self._num_steps} updates are made. To train "
+                "on, set run.resume=true with a higher run.stop_at, or without both settings."
+            )
         self.announce(f"Look at it: {command_name('view')} {self._directory}")
 
     def close(self) -> None:
@@ -157,23 +182,28 @@ class Tracker:
             self._print("")
         self._file.close()
         self._alarms.close()
-        self._board.close()
+        self._trackers.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):
             draw_curve(records, self._directory / CURVE)
             draw_timeline(records, self._directory / TIMELINE)
 
-    def _record(self, record: dict[str, Any]) -> None:
+    def _record(
+        self,
+        kind: str,
+        step: int,
+        metrics: Mapping[str, float],
+        groups: Sequence[TrajectoryGroup],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Record an update or an evaluation, first in the folder, then with the trackers."""
+        numbers = {**metrics, **self._trackers.measure(kind, step, groups, metrics)}
+        record = {"step": step, **numbers}
         self._file.append(record)
-        for name, value in record.items():
-            self._board.add_scalar(name, value, record["step"])
-
-    def _draw_histograms(self, step: int, histograms: Mapping[str, Sequence[float]]) -> None:
-        import numpy as np
-
-        for name, values in histograms.items():
-            if values:
-                self._board.add_histogram(name, np.asarray(values), step)
+        self._trackers.log(kind, step, numbers, {name: each for name, each in histograms.items() if each})
+        self.goal.note(record)
+        if missing := self.goal.missing(record):
+            self.alarm(missing)
 
     def _step_line(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> str:
         """Line of a step of at most ``LINE_WIDTH`` characters: less important parts go for want of room."""

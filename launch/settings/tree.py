@@ -70,6 +70,16 @@ class RunConfig:
     best_metric: str | None = None
     """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
     policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
+    trackers: list[str] = setting(["tensorboard"])
+    """Programs that get the metrics too, beside run.directory/metrics.jsonl: tensorboard, wandb, mlflow,
+    trackio, or your own as "module:Class". Without a key or a server in their variables (WANDB_API_KEY,
+    MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID) they write into run.directory and send nothing."""
+    stop_metric: str | None = None
+    """Metric by which the run ends early, of the updates or the evaluations: eval/reward_mean, or a number of
+    a tracker of your own. It needs run.stop_at."""
+    stop_at: float | None = None
+    """Value of run.stop_metric, or a higher one, at which the run ends, with a checkpoint and an evaluation.
+    To train on after that, resume the run with a higher value, or without both settings."""
 
 
 @dataclass

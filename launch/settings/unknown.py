@@ -68,9 +68,11 @@ ABSENT = {
     "(workload=my_workload).": "datasets data train_data train_file train_files val_files train_dataset "
     "val_dataset eval_dataset dataset dataset_name env environment agent reward reward_fn reward_function "
     "reward_model",
-    "Metrics always go to run.directory, as metrics.jsonl and for TensorBoard.": "logger loggers logging "
-    "wandb mlflow swanlab report_to project project_name experiment_name run_name log_dir logging_dir "
-    "tensorboard",
+    "Metrics always go to run.directory, as metrics.jsonl, and to the programs of "
+    "run.trackers=[tensorboard,wandb,mlflow,trackio].": "logger loggers logging wandb mlflow swanlab "
+    "report_to project project_name experiment_name run_name log_dir logging_dir tensorboard trackio",
+    "A run ends early by run.stop_metric=eval/reward_mean run.stop_at=0.95.": "early_stopping patience "
+    "early_stopping_patience early_stopping_threshold callbacks callback",
     "Training samples the policy's whole distribution, which rollout.temperature alone changes.": "top_p "
     "top_k min_p repetition_penalty",
     "The learner divides its model over learner.num_workers processes; the engine divides its own by "

@@ -80,7 +80,8 @@ class TrainingLoop:
         self._services, self._activity = services, activity
 
     def train(self, stages: Sequence[Stage], budget: RestartBudget) -> None:
-        """Train the policy through ``stages``, from where the run's progress is to their last step.
+        """Train the policy through ``stages``, from where the run's progress is to their last step, or to the
+        update or evaluation that reaches ``run.stop_at``.
 
         Args:
             budget: how often a lost learner may be rebuilt.
@@ -90,7 +91,7 @@ class TrainingLoop:
         """
         run = self._run
         for stage in stages:
-            while stage.num_done(self._state) < stage.num_steps:
+            while stage.num_done(self._state) < stage.num_steps and not run.tracker.goal.reached:
                 run.interrupts.raise_if_interrupted()
                 try:
                     self._train_stage(stage)
@@ -113,11 +114,13 @@ class TrainingLoop:
                 run.learner.begin_phase(stage.optimizer, stage.num_schedule_steps)
         if stage.rolls_out:
             self._begin_rollouts()
-        while stage.num_done(state) < stage.num_steps:
+        while stage.num_done(state) < stage.num_steps and not run.tracker.goal.reached:
             run.interrupts.raise_if_interrupted()
             clock = Clock(self._activity)
             if stage.rolls_out:
                 self.milestones.evaluate_and_save(clock)
+                if run.tracker.goal.reached:
+                    break
             before = stage.num_done(state)
             stage.step(run, state, clock)
             if not stage.rolls_out:  # else the wait for rollouts finds out

@@ -52,7 +52,8 @@ class Milestones:
                 self.record_evaluation(evaluator.collect(wait=evaluate or save))
                 if self._evaluation_due():  # one of this step may have been under way
                     evaluator.begin(progress.step, progress.version)
-                    evaluation = evaluator.collect(wait=progress.step >= self._num_updates)
+                    is_last = progress.step >= self._num_updates or self._is_last(progress.step)
+                    evaluation = evaluator.collect(wait=is_last)
         with clock.measure("time/checkpoint"):
             if save:
                 self._save(self._stream())
@@ -69,14 +70,19 @@ class Milestones:
         step, every = self._state.progress.step, self._config.evaluation.every
         if self._evaluator is None or step in self._tracker.evaluated:
             return False
-        return step in (0, self._num_updates) or (every > 0 and step % every == 0)
+        return step == 0 or self._is_last(step) or (every > 0 and step % every == 0)
+
+    def _is_last(self, step: int) -> bool:
+        """True for the last update, and for the newest one of a run that has reached its goal."""
+        has_reached = self._tracker.goal.reached is not None
+        return step == self._num_updates or (has_reached and step == self._state.progress.step)
 
     def checkpoint_due(self) -> bool:
         """True if a checkpoint is to be written after this many updates, and was not yet."""
         progress = self._state.progress
         # Before the first update too, where a stage without rollouts has learned something.
         every = bool(progress.stage_steps) and progress.step % self._config.run.checkpoint_every == 0
-        return (every or progress.step == self._num_updates) and progress != self._state.saved
+        return (every or self._is_last(progress.step)) and progress != self._state.saved
 
     def _stream(self) -> StreamState:
         """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
@@ -127,8 +133,8 @@ class Milestones:
         if metric is not None and state.checkpoints.mark_best(step, self._judged(metric), numbers[metric]):
             value = f"{metric}={numbers[metric]:.3f}"
             self._tracker.announce(f"The best policy so far: step {step}, {value}.")
-        self._tracker.evaluation(step, numbers)
-        if step in (0, self._num_updates):
+        self._tracker.evaluation(step, numbers, groups)
+        if step == 0 or self._is_last(step):
             self._tracker.sample(groups[0].trajectories[0])
 
     def _judged(self, metric: str) -> str:

@@ -12,6 +12,8 @@ from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
 from launch.health.restart_budget import RestartBudget, lost_updates
+from launch.reporting.goal import Goal
+from launch.reporting.trackers.chosen import chosen_trackers
 from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.lock import RunLock, run_directory
 from launch.settings.compose import as_train_config, register
@@ -111,6 +113,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     """
     check_training_settings(config)
     check_engine(config)
+    chosen_trackers(config.run.trackers)
     stages = chosen_stages(config)
     check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
     check_classes(workload)
@@ -157,7 +160,9 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     with ExitStack() as ending:
         ending.callback(state.close)
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
-        tracker = Tracker(lock.directory, num_updates, state.progress.step)
+        chosen = chosen_trackers(config.run.trackers)
+        goal = Goal(config.run.stop_metric, config.run.stop_at)
+        tracker = Tracker(lock.directory, num_updates, state.progress.step, chosen, goal)
         ending.callback(tracker.close)
         tracker.settings(config)
         loop, interrupts = None, Interrupts()
@@ -165,6 +170,9 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
             try:
                 for notice in notices(config):
                     tracker.announce(notice)
+                if goal.reached:  # before this process began: nothing is left to do
+                    tracker.summary()
+                    return True
                 loop = start(config, workload, stages, lock, state, tracker, interrupts, ending)
                 loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:

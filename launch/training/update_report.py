@@ -65,7 +65,7 @@ class UpdateReport:
             "stream/staleness": metrics.staleness(selection.groups, version),
             "rollout/reward": [each.reward for group in played for each in group.trajectories],
         }
-        self._tracker.step(self._state.progress.step, numbers, histograms)
+        self._tracker.step(self._state.progress.step, numbers, histograms, played)
         if self._service is not None and "stream/actors" in numbers:
             self._scale(self._service, numbers)
 

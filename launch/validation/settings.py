@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from actors.serving.keys import access_keys
 from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.reporting.metrics import evaluation_metrics
+from launch.reporting.metrics import evaluation_metrics, is_standard
 from launch.settings.tree import COMPLETION, OVERLONG, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
@@ -21,6 +23,9 @@ from policies.learning.settings import (
 )
 from policies.learning.verl.fields import check_fields
 from policies.settings import check_nodes
+
+RECORDED = ("eval/", "learn/", "rollout/", "stream/", "time/")
+"""Beginnings of all metrics' names."""
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -163,10 +168,42 @@ def _check_evaluation(config: TrainConfig) -> None:
     evaluation = config.evaluation
     metrics = evaluation_metrics(()).keys() | {"eval/pass_at_1"}
     check_choice("run.best_metric", config.run.best_metric, metrics)
+    _check_goal(config, metrics)
     if evaluation.num_replicas and not evaluation.every:
         raise ConfigError(
             f"evaluation.num_replicas={evaluation.num_replicas} is for evaluations during training, and "
             "evaluation.every=0 has none: set evaluation.every=10, for example, or evaluation.num_replicas=0."
+        )
+
+
+def _check_goal(config: TrainConfig, evaluated: Collection[str]) -> None:
+    """Check that a run can reach its goal. An environment's or a tracker's own metrics have any names.
+
+    Args:
+        evaluated: metrics that every evaluation has.
+    """
+    metric, value = config.run.stop_metric, config.run.stop_at
+    if metric is None and value is None:
+        return
+    if metric is None or value is None:
+        raise ConfigError(
+            f"run.stop_metric={metric} and run.stop_at={value} belong together: set both, for example "
+            "run.stop_metric=eval/reward_mean run.stop_at=0.95, or neither."
+        )
+    section, slash, name = metric.partition("/")
+    if section + slash not in RECORDED or not name:
+        raise ConfigError(
+            f"run.stop_metric={metric!r} is no metric: its name begins with {', '.join(RECORDED)}, as in "
+            "run.stop_metric=eval/reward_mean."
+        )
+    if section != "eval":
+        return
+    if is_standard(f"rollout/{name}"):
+        check_choice("run.stop_metric", metric, evaluated)
+    if config.evaluation.every == 0:
+        raise ConfigError(
+            f"run.stop_metric={metric} has no effect with evaluation.every=0, which evaluates before the "
+            "first and after the last update only: set evaluation.every=10, for example."
         )
 
 

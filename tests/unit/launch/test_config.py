@@ -43,6 +43,8 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
             r"best_metric='eval/reward' is not .*Did you mean 'eval/reward_",
         ),
         ("run.best_metric=eval/pass_at_8", r"run\.best_metric='eval/pass_at_8' is not one of"),
+        ("run.stop_at=0.9", r"stop_metric=None and run\.stop_at=0\.9 belong together: set both"),
+        ("run.stop_metric=eval/reward_mean", r"stop_metric=eval/reward_mean and run\.stop_at=None belong"),
         (
             "selection.masked_reasons=[timeout]",
             r"masked_reasons\[0\]='timeout' is not one of env_done, max_steps",
@@ -84,6 +86,25 @@ def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, messag
     config = compose([override])
     with pytest.raises(ConfigError, match=message):
         check_training_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("eval/reward_mean", r"stop_metric=eval/reward_mean has no effect with evaluation\.every=0"),
+        ("eval/pass_at_8", r"stop_metric='eval/pass_at_8' is not one of"),
+        ("reward_mean", r"stop_metric='reward_mean' is no metric: its name begins with eval/, .*rollout/"),
+    ],
+)
+def test_goal_that_no_run_can_reach_is_refused(metric: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_training_settings(compose([f"run.stop_metric={metric}", "run.stop_at=0.9"]))
+
+
+def test_goal_may_be_any_number_of_updates_or_evaluations() -> None:
+    for metric in ("eval/reward_mean", "eval/called", "rollout/called", "learn/entropy"):
+        overrides = [f"run.stop_metric={metric}", "run.stop_at=-1", "evaluation.every=1"]
+        check_training_settings(compose(overrides))
 
 
 @pytest.mark.parametrize(

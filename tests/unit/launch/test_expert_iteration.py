@@ -64,7 +64,7 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
     tracker: Any = SimpleNamespace(
         announce=print,
         failures=lambda groups: None,
-        step=lambda step, numbers, histograms: reported.update(numbers),
+        step=lambda step, numbers, histograms, groups: reported.update(numbers),
     )
     run: Any = SimpleNamespace(
         algorithm=algorithm,

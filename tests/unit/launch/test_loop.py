@@ -12,6 +12,7 @@ from simulated_rollouts import SimulatedPlan, SimulatedStream
 from environments.errors import LearnerLostError
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget
+from launch.reporting.goal import Goal
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
@@ -68,10 +69,13 @@ class TakesGroups(Stage):
             state.progress.step += 1
             self.count_steps(state)
             run.rollouts.commit()
+        run.tracker.goal.note(
+            {"step": state.progress.step, "rollout/reward_mean": state.progress.step / NUM_STEPS}
+        )
 
 
 def trained(
-    folder: Path, lost_at: int, *settings: str, most_rebuilds: int = 1
+    folder: Path, lost_at: int, *settings: str, most_rebuilds: int = 1, last_step: int = NUM_STEPS
 ) -> tuple[TakesGroups, FakeLearner]:
     """A run of ``NUM_STEPS`` updates of two groups, with checkpoints after every other one."""
     config = compose(
@@ -79,7 +83,11 @@ def trained(
     )
     state, learner, interrupts = RunState(config, folder), FakeLearner(), Interrupts()
     tracker: Any = SimpleNamespace(
-        announce=lambda text: None, begin_steps=lambda: None, summary=lambda: None, evaluated=set()
+        announce=lambda text: None,
+        begin_steps=lambda: None,
+        summary=lambda: None,
+        evaluated=set(),
+        goal=Goal(config.run.stop_metric, config.run.stop_at),
     )
     stream: Any = SimulatedStream(2, lambda rollout_id: 1.0)
     plan: Any = SimulatedPlan(2)
@@ -102,7 +110,7 @@ def trained(
         loop.train([stage], RestartBudget(most_rebuilds, 10.0))
     finally:
         state.close()
-    assert state.progress.step == state.saved_step == NUM_STEPS
+    assert state.progress.step == state.saved_step == last_step
     return stage, learner
 
 
@@ -110,6 +118,12 @@ def test_undisturbed_run_takes_every_group_once(tmp_path: Path) -> None:
     stage, learner = trained(tmp_path, -1)
     assert stage.taken == [[f"{step * 2 + place:08d}" for place in (0, 1)] for step in range(NUM_STEPS)]
     assert (learner.version, learner.num_rebuilt, learner.num_phases) == (NUM_STEPS, 0, 1)
+
+
+def test_run_ends_with_checkpoint_at_its_goal(tmp_path: Path) -> None:
+    goal = ("run.stop_metric=rollout/reward_mean", "run.stop_at=0.75", "run.checkpoint_every=50")
+    stage, learner = trained(tmp_path, -1, *goal, last_step=3)
+    assert (len(stage.taken), learner.version) == (3, 3)
 
 
 def test_lost_learner_is_rebuilt_and_the_step_done_again(tmp_path: Path) -> None:

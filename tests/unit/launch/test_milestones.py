@@ -10,6 +10,7 @@ import pytest
 
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
+from launch.reporting.goal import Goal
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
 from launch.training.evaluator import Evaluation
@@ -25,7 +26,8 @@ def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -
 def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:
     config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=checkpoint_every))
     nothing: Any = None
-    return Milestones(config, num_updates, state, None, nothing, nothing, nothing, nothing)
+    tracker: Any = SimpleNamespace(goal=Goal())
+    return Milestones(config, num_updates, state, None, nothing, nothing, tracker, nothing)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,8 @@ def under_way(
         announce=said.append,
         alarm=said.append,
         failures=lambda groups: None,
-        evaluation=lambda step, numbers: None,
+        evaluation=lambda step, numbers, groups: None,
+        goal=Goal(),
     )
     learner: Any = SimpleNamespace(save=lambda folder: None)
     rollouts: Any = SimpleNamespace(state=StreamState, have_begun=True)

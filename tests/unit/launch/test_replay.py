@@ -130,7 +130,9 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     tracker: Any = SimpleNamespace(
         announce=print,
         failures=lambda groups: None,
-        step=lambda step, numbers, histograms: metrics.write(json.dumps({"step": step, **numbers}) + "\n"),
+        step=lambda step, numbers, histograms, groups: metrics.write(
+            json.dumps({"step": step, **numbers}) + "\n"
+        ),
     )
     groups = (group(number, each) for number, each in rewards.items())
     run: Any = SimpleNamespace(

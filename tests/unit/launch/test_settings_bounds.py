@@ -18,6 +18,7 @@ from launch.validation.settings import check_settings
 LEAVES = list(leaves(TrainConfig()))
 
 WITHOUT_BOUND = {
+    "run.stop_at": "a metric may be any number",
     "expert_iteration.min_reward": "an environment's rewards may be any numbers",
     "server.access.per_minute": "access_keys checks every limit",
     "selection.reward_range": "an environment's rewards may be any numbers",
@@ -110,5 +111,6 @@ def test_settings_are_at_most_110_and_those_of_later_issues() -> None:
         *(f"preferences.{name}" for name in ("sft_coef", "held_out_pairs")),
         "fleet.pairs_per_actor",
         *("dataset", "held_out", "agent", "reward"),
+        *(f"run.{name}" for name in ("trackers", "stop_metric", "stop_at")),
     }
     assert later <= {leaf.name for leaf in LEAVES} and len(LEAVES) <= 110 + len(later)

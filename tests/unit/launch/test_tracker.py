@@ -8,7 +8,9 @@ import pytest
 
 from launch.reporting.plots import draw_curve, draw_timeline
 from launch.reporting.tracker import ALARMS, METRICS, OVER, Tracker, read_metrics
+from launch.reporting.trackers.chosen import chosen_trackers
 from launch.run_folder.jsonl_log import read_records
+from launch.settings.tree import TrainConfig
 
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
 
@@ -97,7 +99,8 @@ def test_evaluation_that_resumed_run_repeats_is_recorded_once(tmp_path: Path) ->
 def test_histograms_and_scalars_reach_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = Tracker(tmp_path, num_steps=2)
+    tracker = Tracker(tmp_path, num_steps=2, chosen=chosen_trackers(["tensorboard"]))
+    tracker.settings(TrainConfig())
     tracker.begin_steps()
     metrics = {"time/step": 1.0, "rollout/reward_mean": 0.5}
     tracker.step(1, metrics, {"stream/staleness": [0, 0, 1], "rollout/reward": []})

@@ -1,0 +1,1 @@
+"""Programs that a run's metrics go to, beside its own ``metrics.jsonl``: those of ``run.trackers``."""
