@@ -107,10 +107,12 @@ def roll_out(
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
     from actors.engine import AgentExecutionEngine
     from launch.cluster.served_model import policy_app
+    from launch.training.rollout_requests import evaluation_params
 
-    rollout = config.rollout
+    rollout, params = config.rollout, evaluation_params(config)
     sampling = {
-        "temperature": rollout.temperature,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
@@ -192,6 +194,8 @@ COMMAND = Command(
         "server",
         "evaluation.num_tasks",
         "evaluation.rollouts_per_task",
+        "evaluation.temperature",
+        "evaluation.top_p",
     ),
     left_out={
         "rollout.group_size": "To play each task several times, set evaluation.rollouts_per_task.",

@@ -176,7 +176,8 @@ class RolloutConfig:
     """Key in a task under which its weight stands: a task of weight 2 is played on average twice as
     often as a task of weight 1. With null all tasks are played equally often."""
     temperature: float = setting(1.0, at_least=0, at_most=2)
-    """Sampling temperature in training and evaluation; training needs one above 0."""
+    """Sampling temperature in training, which needs one above 0, and in evaluations that have none of their
+    own."""
     max_steps: int = setting(5, at_least=1)
     """Most turns of a trajectory."""
     max_prompt_tokens: int = setting(512, at_least=1)
@@ -230,6 +231,10 @@ class EvaluationConfig:
     """Tasks of an evaluation: the first ones of the validation set."""
     rollouts_per_task: int = setting(1, at_least=1, at_most=10_000)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
+    temperature: float | None = setting(None, at_least=0, at_most=2)
+    """Sampling temperature of evaluations, 0 for the likeliest tokens; rollout.temperature by default."""
+    top_p: float = setting(1.0, above=0, at_most=1)
+    """Share of the probability from which evaluations sample: the likeliest tokens that together have it."""
     num_replicas: int = setting(0, at_least=0, at_most=10_000)
     """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
     policy server evaluates, between two updates."""

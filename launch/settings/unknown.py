@@ -73,8 +73,8 @@ ABSENT = {
     "report_to project project_name experiment_name run_name log_dir logging_dir tensorboard trackio",
     "A run ends early by run.stop_metric=eval/reward_mean run.stop_at=0.95.": "early_stopping patience "
     "early_stopping_patience early_stopping_threshold callbacks callback",
-    "Training samples the policy's whole distribution, which rollout.temperature alone changes.": "top_p "
-    "top_k min_p repetition_penalty",
+    "Training samples the policy's whole distribution, which rollout.temperature alone changes; evaluations "
+    "have evaluation.temperature and evaluation.top_p.": "top_p top_k min_p repetition_penalty",
     "The learner divides its model over learner.num_workers processes; the engine divides its own by "
     "server.engine.options={tensor_parallel_size: 2}.": "tensor_parallel tensor_parallel_size fsdp fsdp_size "
     "tensor_model_parallel_size tp tp_size pipeline_parallel_size sequence_parallel_size num_nodes nnodes "

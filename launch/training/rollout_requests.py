@@ -97,7 +97,7 @@ def task_index(config: TrainConfig, tasks: Dataset, number: int, set_aside: Mapp
 
 def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version: int) -> list[RolloutRequest]:
     """One rollout of each of the first ``evaluation.num_tasks`` tasks, the same at every evaluation."""
-    params = SamplingParams(temperature=config.rollout.temperature)
+    params = evaluation_params(config)
     return [
         RolloutRequest(
             rollout_id=f"eval-{step}-{index:06d}/0000",
@@ -111,6 +111,13 @@ def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version:
         )
         for index in range(min(config.evaluation.num_tasks, len(tasks)))
     ]
+
+
+def evaluation_params(config: TrainConfig) -> SamplingParams:
+    """Sampling parameters of an evaluation, without its limits."""
+    own = config.evaluation.temperature
+    temperature = config.rollout.temperature if own is None else own
+    return SamplingParams(temperature=temperature, top_p=config.evaluation.top_p)
 
 
 def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:

@@ -15,6 +15,7 @@ from launch.training.rollout_requests import (
     task_index,
     tasks_digest,
 )
+from policies.sampler import SamplingParams
 
 TASKS = Dataset([{"question": str(index)} for index in range(10)], name="tasks", split="train")
 CONFIG = TrainConfig(seed=7, rollout=RolloutConfig(groups_per_step=4, group_size=3, temperature=0.7))
@@ -75,6 +76,16 @@ def test_evaluations_play_the_same_tasks_with_the_same_seeds() -> None:
     assert [(each.task, each.seed) for each in first] == [(each.task, each.seed) for each in later]
     assert not {each.rollout_id for each in first} & {each.rollout_id for each in later}
     assert {each.min_version for each in later} == {10}
+
+
+def test_evaluations_sample_in_their_own_way_where_they_have_one() -> None:
+    plain = evaluation_requests(CONFIG, TASKS, 0, 1)
+    assert {each.params for each in plain} == {SamplingParams(temperature=0.7)}
+    own = replace(CONFIG, evaluation=replace(CONFIG.evaluation, temperature=0.0, top_p=0.9))
+    assert {each.params for each in evaluation_requests(own, TASKS, 0, 1)} == {
+        SamplingParams(temperature=0.0, top_p=0.9)
+    }
+    assert {each.params.top_p for each in requests_of_step(0, own)} == {1.0}
 
 
 def test_evaluations_go_first() -> None:

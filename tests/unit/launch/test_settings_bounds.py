@@ -112,5 +112,6 @@ def test_settings_are_at_most_110_and_those_of_later_issues() -> None:
         "fleet.pairs_per_actor",
         *("dataset", "held_out", "agent", "reward"),
         *(f"run.{name}" for name in ("trackers", "stop_metric", "stop_at")),
+        *(f"evaluation.{name}" for name in ("temperature", "top_p")),
     }
     assert later <= {leaf.name for leaf in LEAVES} and len(LEAVES) <= 110 + len(later)
