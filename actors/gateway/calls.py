@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict, deque
 from concurrent.futures import Future
 from contextlib import suppress
@@ -42,21 +43,33 @@ class ProgramCalls:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
         """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
+        self._newest: WaitingCall | None = None
+        self._moved = time.monotonic()
         self._over = ""
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
 
     def take(self, call: PolicyCall) -> WaitingCall:
         """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
+        self._moved = time.monotonic()
         if abandoned := self._abandoned.get(call.digest):
             return abandoned.popleft()
-        waiting = WaitingCall(call)
+        waiting = self._newest = WaitingCall(call)
+        waiting.answer.add_done_callback(self._note_answer)
         with self._lock:
             if self._over:
                 self.fail(waiting)
             else:
                 self._events.put(waiting)
         return waiting
+
+    def _note_answer(self, _: Future[Json]) -> None:
+        self._moved = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """Return the seconds since a call came or was answered; 0 while the newest one waits for that."""
+        newest = self._newest
+        return time.monotonic() - self._moved if newest is None or newest.answer.done() else 0.0
 
     def abandon(self, waiting: WaitingCall) -> None:
         """Take note that the client of a call has gone: it may ask again."""

@@ -61,6 +61,19 @@ class ProgramResult:
     """The contents of those files of ``collect`` that were there at its end."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """The way into the gateway for the programs of one rollout."""
+
+    url: str
+    """Address for programs of this machine, without ``/v1``."""
+    key: str
+    open_to_others: Callable[[], str]
+    """Function that has the gateway listen for other machines too, and returns its address for them."""
+    idle_seconds: Callable[[], float]
+    """Function that returns the time since the programs have last called, 0 while they wait for an answer."""
+
+
 class PolicyClient:
     """Address and key of a rollout, clients that speak for it, and programs that are started for it.
 
@@ -70,14 +83,12 @@ class PolicyClient:
         model: a name for the field ``model``; all names mean the policy.
 
     Args:
-        url: the gateway's address for programs of this machine, without ``/v1``.
-        open_to_others: has the gateway listen for other machines, and returns its address for them.
         is_async: the function is a coroutine function, and gets asynchronous clients.
     """
 
-    def __init__(self, url: str, api_key: str, open_to_others: Callable[[], str], is_async: bool) -> None:
-        self.base_url, self.api_key, self.model = f"{url}/v1", api_key, MODEL
-        self._url, self._open_to_others, self._is_async = url, open_to_others, is_async
+    def __init__(self, access: Access, is_async: bool) -> None:
+        self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
+        self._access, self._is_async = access, is_async
         self._programs: set[_Supervised] = set()
         self._is_closed = False
 
@@ -95,7 +106,7 @@ class PolicyClient:
         import anthropic
 
         kind = anthropic.AsyncAnthropic if self._is_async else anthropic.Anthropic
-        return kind(base_url=self._url, api_key=self.api_key, **self._options(anthropic))
+        return kind(base_url=self._access.url, api_key=self.api_key, **self._options(anthropic))
 
     def _options(self, package: Any) -> dict[str, Any]:
         """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
@@ -111,12 +122,16 @@ class PolicyClient:
     @property
     def environment(self) -> dict[str, str]:
         """Variables by which programs of this machine find the policy."""
-        return self._variables(self._url)
+        return self._variables(self._access.url)
 
     @property
     def remote_environment(self) -> dict[str, str]:
         """Variables by which programs of other machines find it: at an address of this node."""
-        return self._variables(self._open_to_others())
+        return self._variables(self._access.open_to_others())
+
+    def idle_seconds(self) -> float:
+        """Return the seconds since its programs have last called; 0 while they wait for an answer."""
+        return self._access.idle_seconds()
 
     def _variables(self, url: str) -> dict[str, str]:
         return {

@@ -24,10 +24,10 @@ from numbers import Real
 from typing import Any
 
 from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
-from actors.gateway.client import PolicyClient
+from actors.gateway.client import Access, PolicyClient
 from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv, Task, split_info
-from environments.errors import AgentError, ConfigError
+from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardOutput, judge
 from environments.thoughts import split_thought
 from environments.types import Action, Completion, Message, Step, Trajectory
@@ -226,6 +226,8 @@ class FunctionEnv(BaseEnv):
             }
             return observation, 0.0, False, self._unseen()
         self._end = event
+        if isinstance(event.error, EnvironmentFailure):  # it names what has failed around the program
+            raise event.error
         if event.error is not None:
             name = _name(self._rollout)
             raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
@@ -278,9 +280,13 @@ class Program:
         self._function, self._task, self._calls = function, task, calls
         self._gateway = gateway()
         self._key = self._gateway.open(calls)
-        self._client = PolicyClient(
-            self._gateway.url, self._key, lambda: self._gateway.remote_url, is_async=_is_async(function)
+        access = Access(
+            url=self._gateway.url,
+            key=self._key,
+            open_to_others=lambda: self._gateway.remote_url,
+            idle_seconds=calls.idle_seconds,
         )
+        self._client = PolicyClient(access, is_async=_is_async(function))
         self._cancel: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="rollout function", daemon=True)
         self._thread.start()

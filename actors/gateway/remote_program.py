@@ -5,13 +5,20 @@ This module is imported in every rollout worker. It must stay light.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from actors.gateway.client import PolicyClient
 from environments.base import Task
 from environments.data.trajectory_json import plain_json
-from environments.errors import AgentError
+from environments.errors import AgentError, EnvironmentFailure
 from environments.rewards.base import RewardOutput
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+WATCH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +28,52 @@ class RemoteProgram:
     Args:
         url: of the session server.
         key: lets rollouts offer tasks there.
+        silent_seconds: a rollout fails whose program makes no call for so long.
     """
 
     url: str
     key: str = field(repr=False)
+    silent_seconds: float
 
     async def __call__(self, task: Task, client: PolicyClient) -> RewardOutput | list[float]:
-        """Wait until the task has been played. Raises ``AgentError`` where that has failed."""
+        """Wait until the task has been played.
+
+        Raises:
+            AgentError: the program says that it has failed.
+            EnvironmentFailure: there is none, it is silent, or the session server cannot be reached.
+        """
         import httpx
 
         offer = {"task": plain_json(task), "environment": client.remote_environment, "model": client.model}
         authorization = {"authorization": f"Bearer {self.key}"}
         try:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-                response = await http.post(f"{self.url}/offers", json=offer, headers=authorization)
+                offered = http.post(f"{self.url}/offers", json=offer, headers=authorization)
+                response = await self._watched(asyncio.ensure_future(offered), client)
         except httpx.HTTPError as error:
-            raise AgentError(
+            raise EnvironmentFailure(
                 f"The session server at {self.url} cannot be reached from this node ({error!r}): it listens "
                 "in the process that has started the training."
             ) from error
         result = response.raise_for_status().json()
+        if "unclaimed" in result:
+            raise EnvironmentFailure(result["unclaimed"])
         if "error" in result:
             raise AgentError(result["error"])
         if "rewards" in result:
             rewards: list[float] = result["rewards"]
             return rewards
         return RewardOutput(result["reward"], is_correct=result.get("is_correct"))
+
+    async def _watched(self, played: asyncio.Future[Response], client: PolicyClient) -> Response:
+        """Wait for the answer to an offer, unless the program is silent for too long."""
+        try:
+            while not (await asyncio.wait({played}, timeout=WATCH_SECONDS))[0]:
+                if client.idle_seconds() > self.silent_seconds:
+                    raise EnvironmentFailure(
+                        f"The program that has taken this task has made no call for {self.silent_seconds:g} "
+                        "s, and has sent no reward."
+                    )
+            return played.result()
+        finally:
+            played.cancel()

@@ -33,8 +33,10 @@ from environments.errors import ConfigError
 from policies.model_api.dialects.errors import HttpError
 
 SESSIONS_PORT = 8100
-CLAIM_SECONDS = 300.0
+CLAIM_SECONDS = 120.0
 """Time that a task waits for a program."""
+SILENT_SECONDS = 300.0
+"""Time from one call of a program to the next; for the first it begins when the task is offered."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error"}
@@ -70,12 +72,18 @@ class SessionServer:
         port: 0 takes any that is free.
         claim_seconds: a task that no program has taken after this time fails, and is tried again as often as
             failed rollouts are.
+        silent_seconds: so does a task whose program has made no call for this time.
 
     Raises:
         ConfigError: there is no key, or the port cannot be listened on.
     """
 
-    def __init__(self, port: int = SESSIONS_PORT, claim_seconds: float = CLAIM_SECONDS) -> None:
+    def __init__(
+        self,
+        port: int = SESSIONS_PORT,
+        claim_seconds: float = CLAIM_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
         self._keys = read_keys(None)
         if not self._keys:
             raise ConfigError(
@@ -102,7 +110,7 @@ class SessionServer:
                 f"another one, such as {port + 1}, or end the program that has it."
             ) from error
         self._offer_key = secrets.token_urlsafe(24)
-        self.rollout = RemoteProgram(self.url, self._offer_key)
+        self.rollout = RemoteProgram(self.url, self._offer_key, silent_seconds)
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
@@ -117,7 +125,7 @@ class SessionServer:
                     f"No program has taken this task within {self._claim_seconds:g} s: start some that send "
                     f"POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
                 )
-                return JSONResponse({"error": reason})
+                return JSONResponse({"unclaimed": reason})
             await settled(request, session.result)
             return JSONResponse(session.result.result())
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.client import PolicyClient, ProgramLimits, ProgramResult
+from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
@@ -60,6 +60,11 @@ def play(
         return run_rollout(pair.make_agent(), env, sample, request, RolloutLimits(**limits), Journal())
     finally:
         env.close()
+
+
+def client_with(key: str) -> PolicyClient:
+    access = Access(url="http://127.0.0.1:1", key=key, open_to_others=str, idle_seconds=float)
+    return PolicyClient(access, is_async=False)
 
 
 async def say(client: PolicyClient, *contents: str, **fields: Any) -> Any:
@@ -436,7 +441,7 @@ SLEEP = "import time; time.sleep(600)"
     ids=["time", "memory", "files"],
 )
 def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str) -> None:
-    client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
+    client = client_with("key")
     result = client.run([sys.executable, "-c", code], limits=limits)
     assert result.limit.startswith(limit)
     assert result.exit_code == -9
@@ -449,13 +454,13 @@ def test_processes_that_a_program_leaves_end_with_it() -> None:
         f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', {mark!r}],"
         " start_new_session=True)"
     )
-    client = PolicyClient("http://127.0.0.1:1", mark, str, is_async=False)
+    client = client_with(mark)
     assert client.run([sys.executable, "-c", code]).exit_code == 0
     assert processes_with(mark) == []
 
 
 def test_program_that_does_not_exist_is_named() -> None:
-    client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
+    client = client_with("key")
     with pytest.raises(AgentError, match="no-such-agent"):
         client.run(["no-such-agent"])
 
@@ -534,8 +539,9 @@ def test_rewards_that_are_too_few_are_named() -> None:
 
 OWNER = """
 import sys, threading
-from actors.gateway.client import PolicyClient
-client = PolicyClient("http://127.0.0.1:1", "key", str, is_async=False)
+from actors.gateway.client import Access, PolicyClient
+access = Access(url="http://127.0.0.1:1", key="key", open_to_others=str, idle_seconds=float)
+client = PolicyClient(access, is_async=False)
 sleep = "import time; time.sleep(600)"
 nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
 command = [sys.executable, "-c", nested, sys.argv[1]]

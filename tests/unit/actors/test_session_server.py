@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,10 +12,11 @@ import openai
 import pytest
 from test_rollout_function import TASK, play
 
+from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.session_server import SessionServer
 from actors.serving.keys import KEYS_VARIABLE
-from environments.errors import AgentError, ConfigError
-from environments.types import TerminationReason, Trajectory
+from environments.errors import AgentError, ConfigError, EnvironmentFailure
+from environments.types import Message, TerminationReason, Trajectory
 from policies.learning.samples import training_samples
 
 KEY = "a-key-of-the-programs"
@@ -142,7 +144,9 @@ def test_task_that_nobody_takes_fails_and_is_handed_out_no_more(
 ) -> None:
     monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
     server = SessionServer(port=0, claim_seconds=0.1)
-    with pytest.raises(AgentError, match=f"within 0.1 s: start some that send POST {server.url}/sessions"):
+    with pytest.raises(
+        EnvironmentFailure, match=f"within 0.1 s: start some that send POST {server.url}/sessions"
+    ):
         play(server.rollout)
     assert http.post(f"{server.url}/sessions").status_code == 204
 
@@ -206,9 +210,38 @@ def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
         SessionServer(port)
 
 
-def test_server_that_is_gone_fails_the_rollout_by_its_address(server: SessionServer) -> None:
-    from actors.gateway.remote_program import RemoteProgram
+def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, http: httpx.Client) -> None:
+    """Its task is not judged: the fleet plays it again."""
+    monkeypatch.setattr("actors.gateway.remote_program.WATCH_SECONDS", 0.05)
+    server = SessionServer(port=0, silent_seconds=0.5)
+    with ThreadPoolExecutor(1) as threads:
+        rollout = threads.submit(play, server.rollout)
+        session = http.post(f"{server.url}/sessions").json()
+        call(session, "a")
+        with pytest.raises(EnvironmentFailure, match=r"no call for 0\.5 s, and has sent no reward"):
+            rollout.result(30)
+    assert http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1}).status_code == 404
 
-    with pytest.raises(AgentError, match="cannot be reached from this node") as failure:
-        play(RemoteProgram("http://127.0.0.1:1", "secret-of-offers"))
+
+def test_program_that_waits_for_the_policy_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client
+) -> None:
+    monkeypatch.setattr("actors.gateway.remote_program.WATCH_SECONDS", 0.05)
+    server = SessionServer(port=0, silent_seconds=0.5)
+
+    def slow(messages: list[Message]) -> str:
+        time.sleep(1.5)
+        return "at last"
+
+    with ThreadPoolExecutor(1) as threads:
+        rollout = threads.submit(play, server.rollout, slow)
+        session = http.post(f"{server.url}/sessions").json()
+        assert call(session, "a").choices[0].message.content == "at last"
+        http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1})
+        assert rollout.result(30).reward == 1.0
+
+
+def test_server_that_is_gone_fails_the_rollout_by_its_address() -> None:
+    with pytest.raises(EnvironmentFailure, match="cannot be reached from this node") as failure:
+        play(RemoteProgram("http://127.0.0.1:1", "secret-of-offers", 300.0))
     assert "secret-of-offers" not in str(failure.value)
