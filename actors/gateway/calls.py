@@ -44,7 +44,7 @@ class ProgramCalls:
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
         """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
         self._newest: WaitingCall | None = None
-        self._moved = time.monotonic()
+        self._moved = 0.0
         self._over = ""
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
@@ -67,9 +67,9 @@ class ProgramCalls:
         self._moved = time.monotonic()
 
     def idle_seconds(self) -> float:
-        """Return the seconds since a call came or was answered; 0 while the newest one waits for that."""
+        """Return the seconds since the last answer or call; 0 before the first call, and while one waits."""
         newest = self._newest
-        return time.monotonic() - self._moved if newest is None or newest.answer.done() else 0.0
+        return 0.0 if newest is None or not newest.answer.done() else time.monotonic() - self._moved
 
     def abandon(self, waiting: WaitingCall) -> None:
         """Take note that the client of a call has gone: it may ask again."""

@@ -71,7 +71,7 @@ class Access:
     open_to_others: Callable[[], str]
     """Function that has the gateway listen for other machines too, and returns its address for them."""
     idle_seconds: Callable[[], float]
-    """Function that returns the time since the programs have last called, 0 while they wait for an answer."""
+    """Function that returns the time since their last call; 0 before the first, and while one waits."""
 
 
 class PolicyClient:
@@ -130,7 +130,7 @@ class PolicyClient:
         return self._variables(self._access.open_to_others())
 
     def idle_seconds(self) -> float:
-        """Return the seconds since its programs have last called; 0 while they wait for an answer."""
+        """Return the seconds since its programs have last called; 0 before that, and while a call waits."""
         return self._access.idle_seconds()
 
     def _variables(self, url: str) -> dict[str, str]:

@@ -150,7 +150,12 @@ class FunctionEnv(BaseEnv):
 
     def reset(self) -> tuple[Any, Json]:
         self._program = Program(self._rollout, self._task, self._calls)
-        observation, _, done, info = self._next()
+        try:
+            observation, _, done, info = self._next()
+        except KeyboardInterrupt as error:  # by which a rollout is interrupted at its time limit
+            raise EnvironmentFailure(
+                f"{_name(self._rollout)} has made no call of the policy within the time of the rollout."
+            ) from error
         if done:
             raise AgentError(
                 f"{_name(self._rollout)} has returned without a call of the policy, so there is nothing to "

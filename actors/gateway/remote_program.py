@@ -18,7 +18,7 @@ from environments.rewards.base import RewardOutput
 if TYPE_CHECKING:
     from httpx import Response
 
-WATCH_SECONDS = 5.0
+SILENCE_CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RemoteProgram:
         silent_seconds: a rollout fails whose program makes no call for so long.
     """
 
-    url: str
+    url: str = field(repr=False)  # another one does not make it another function
     key: str = field(repr=False)
     silent_seconds: float
 
@@ -50,12 +50,12 @@ class RemoteProgram:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
                 offered = http.post(f"{self.url}/offers", json=offer, headers=authorization)
                 response = await self._watched(asyncio.ensure_future(offered), client)
+                result = response.raise_for_status().json()
         except httpx.HTTPError as error:
             raise EnvironmentFailure(
                 f"The session server at {self.url} cannot be reached from this node ({error!r}): it listens "
                 "in the process that has started the training."
             ) from error
-        result = response.raise_for_status().json()
         if "unclaimed" in result:
             raise EnvironmentFailure(result["unclaimed"])
         if "error" in result:
@@ -68,7 +68,7 @@ class RemoteProgram:
     async def _watched(self, played: asyncio.Future[Response], client: PolicyClient) -> Response:
         """Wait for the answer to an offer, unless the program is silent for too long."""
         try:
-            while not (await asyncio.wait({played}, timeout=WATCH_SECONDS))[0]:
+            while not (await asyncio.wait({played}, timeout=SILENCE_CHECK_SECONDS))[0]:
                 if client.idle_seconds() > self.silent_seconds:
                     raise EnvironmentFailure(
                         f"The program that has taken this task has made no call for {self.silent_seconds:g} "

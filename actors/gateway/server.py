@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import secrets
 import socket
 import threading
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from ray.util import get_node_ip_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import MODEL
+from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys
@@ -36,6 +37,13 @@ from policies.model_api.protocol import ChatRequest
 
 HOST = "127.0.0.1"
 """Only programs of this machine reach it."""
+KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
+"""Options by which a connection ends a minute after the machine at its other end has gone."""
 DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
     "/v1/messages": Messages,
@@ -58,13 +66,13 @@ class Gateway:
         self._sessions: dict[str, _Session] = {}
         routes = [Route(path, self._answer, methods=["POST"]) for path in DIALECTS]
         self._app = application([*routes, Route("/v1/models", self._models, methods=["GET"])])
-        self.url = listen(self._app, HOST)
+        self.url = listen(self._app, HOST).url
         """Address without ``/v1``, for programs of this machine."""
 
     @functools.cached_property
     def remote_url(self) -> str:
         """The same for programs of other machines. Nothing listens there before somebody asks for it."""
-        return listen(self._app, get_node_ip_address())
+        return listen(self._app, os.environ.get(NODE_ADDRESS, HOST)).url
 
     def open(self, calls: ProgramCalls) -> str:
         """Open a session; return the key by which its program calls."""
@@ -150,7 +158,7 @@ async def settled(request: Request, future: asyncio.Future[Any], seconds: float 
         request: one whose body was read.
 
     Raises:
-        HttpError: 499 where the client goes before.
+        HttpError: 499 where the client goes before, 410 where the listener is closed.
     """
     gone = asyncio.ensure_future(request.receive())  # the body is read, so what comes is the client's end
     try:
@@ -158,6 +166,8 @@ async def settled(request: Request, future: asyncio.Future[Any], seconds: float 
         if gone.done():
             raise HttpError(499, "The client has gone before it had its answer.")
         return future.done()
+    except asyncio.CancelledError as error:
+        raise HttpError(410, "The training that this server belongs to has ended.") from error
     finally:
         gone.cancel()
 
@@ -184,8 +194,23 @@ def application(routes: Sequence[Route]) -> Starlette:
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
-def listen(app: Starlette, host: str, port: int = 0) -> str:
-    """Serve ``app`` in a thread of this process, to its end; return the address.
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An application that is served in a thread of this process."""
+
+    url: str
+    """Address without a path."""
+    _server: uvicorn.Server
+    _thread: threading.Thread
+
+    def close(self) -> None:
+        """Answer what is open, and listen no more."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def listen(app: Starlette, host: str, port: int = 0) -> Listener:
+    """Serve ``app`` until the listener is closed, or this process ends.
 
     Args:
         port: 0 takes any that is free.
@@ -194,10 +219,14 @@ def listen(app: Starlette, host: str, port: int = 0) -> str:
         OSError: the address cannot be listened on.
     """
     listening = socket.create_server((host, port))
-    config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False)
-    serve = functools.partial(uvicorn.Server(config).run, sockets=[listening])
-    threading.Thread(target=serve, name="gateway", daemon=True).start()
-    return f"http://{host}:{listening.getsockname()[1]}"
+    for option, value in KEEP_ALIVE.items():  # connections inherit them
+        listening.setsockopt(*option, value)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)
+    thread.start()
+    return Listener(f"http://{host}:{listening.getsockname()[1]}", server, thread)
 
 
 @functools.cache

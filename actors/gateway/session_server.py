@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
+import time
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from ray.util import get_node_ip_address
@@ -36,9 +35,10 @@ SESSIONS_PORT = 8100
 CLAIM_SECONDS = 120.0
 """Time that a task waits for a program."""
 SILENT_SECONDS = 300.0
-"""Time from one call of a program to the next; for the first it begins when the task is offered."""
+"""Time from one call of a program to the next, or to its reward."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
+MAX_REWARD = 1e30
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error"}
 
 Json = dict[str, Any]
@@ -70,9 +70,11 @@ class SessionServer:
 
     Args:
         port: 0 takes any that is free.
-        claim_seconds: a task that no program has taken after this time fails, and is tried again as often as
-            failed rollouts are.
-        silent_seconds: so does a task whose program has made no call for this time.
+        host: address to listen at, which rollouts and programs reach; that of this node by default.
+        claim_seconds: a task fails, and is tried again as often as failed rollouts are, where no program has
+            asked for one for this time.
+        silent_seconds: so does a task whose program has made no call for this time after an earlier one; one
+            that makes none at all is waited for until the rollout reaches its time limit, and fails then.
 
     Raises:
         ConfigError: there is no key, or the port cannot be listened on.
@@ -81,6 +83,7 @@ class SessionServer:
     def __init__(
         self,
         port: int = SESSIONS_PORT,
+        host: str | None = None,
         claim_seconds: float = CLAIM_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
@@ -101,16 +104,23 @@ class SessionServer:
             Route("/sessions", self._count, methods=["GET"]),
             Route("/sessions/{id}/reward", self._reward, methods=["POST"]),
         ]
-        host = get_node_ip_address()
+        host = host or get_node_ip_address()
         try:
-            self.url = listen(application(routes), host, port)
+            self._listener = listen(application(routes), host, port)
         except OSError as error:
             raise ConfigError(
                 f"Programs elsewhere cannot fetch their tasks at port {port} of {host} ({error}): choose "
                 f"another one, such as {port + 1}, or end the program that has it."
             ) from error
+        self.url = self._listener.url
+        self._last_request = time.monotonic()
+        """The time at which a program has asked for a task the last time."""
         self._offer_key = secrets.token_urlsafe(24)
         self.rollout = RemoteProgram(self.url, self._offer_key, silent_seconds)
+
+    def close(self) -> None:
+        """Listen no more; programs that wait for a task get status 410."""
+        self._listener.close()
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
@@ -120,12 +130,13 @@ class SessionServer:
         self._open[session.id] = session
         self._waiting.put_nowait(session)
         try:
-            if not await settled(request, session.claimed, self._claim_seconds):
-                reason = (
-                    f"No program has taken this task within {self._claim_seconds:g} s: start some that send "
-                    f"POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
-                )
-                return JSONResponse({"unclaimed": reason})
+            while not await settled(request, session.claimed, self._claim_seconds):
+                if time.monotonic() - self._last_request >= self._claim_seconds:  # else they are busy
+                    reason = (
+                        f"No program has asked for a task for {self._claim_seconds:g} s: start some that "
+                        f"send POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
+                    )
+                    return JSONResponse({"unclaimed": reason})
             await settled(request, session.result)
             return JSONResponse(session.result.result())
         finally:
@@ -134,6 +145,7 @@ class SessionServer:
     async def _claim(self, request: Request) -> Response:
         """Hand out the task that has waited longest; status 204 says that none waits now."""
         await self._body(request)
+        self._last_request = time.monotonic()
         while True:
             taking = asyncio.ensure_future(self._waiting.get())
             try:
@@ -178,7 +190,7 @@ class SessionServer:
             )
         try:
             body = json.loads(await request.body() or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HttpError(400, f"The body is no JSON: {error}.") from error
         if not isinstance(body, dict):
             raise HttpError(400, "The body has to be an object.")
@@ -187,13 +199,14 @@ class SessionServer:
 
 def _checked(result: Json) -> Json:
     """A program's result. Raises ``HttpError``."""
-    rewards, is_correct = result.get("rewards", [result.get("reward", 0.0)]), result.get("is_correct")
+    rewards = result.get("rewards", [result.get("reward", 0.0)])
     if (
         len(result.keys() & {"reward", "rewards", "error"}) != 1
         or not result.keys() <= RESULT_FIELDS
         or not isinstance(rewards, list)
-        or not all(isinstance(each, Real) and math.isfinite(each) for each in rewards)
-        or is_correct not in (None, True, False)
+        or not rewards
+        or not all(type(each) in (int, float) and abs(each) < MAX_REWARD for each in rewards)
+        or not isinstance(result.get("is_correct"), bool | None)
         or not isinstance(result.get("error", ""), str)
     ):
         raise HttpError(

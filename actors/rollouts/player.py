@@ -42,6 +42,8 @@ from policies.sampler import SampleRequest
 
 logger = logging.getLogger(__name__)
 
+NODE_ADDRESS = "TROUPE_NODE_ADDRESS"
+"""Variable with the address of this node, by which a rollout actor hands it on to its pairs' processes."""
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in an unknown state."""
 

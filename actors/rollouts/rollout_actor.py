@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util import get_node_ip_address
 
 from actors.rollouts.pair_process import PairProcess, Zygote
-from actors.rollouts.player import PastMessage, Player, RolloutResult
+from actors.rollouts.player import NODE_ADDRESS, PastMessage, Player, RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.time_limit import TimeLimitReached
 from actors.timing import SAMPLER_RESTART_SECONDS, SAMPLER_RETRY_SECONDS
@@ -55,6 +56,7 @@ class RolloutActor:
     ) -> None:
         self._pair, self._limits = pair, limits
         self._link = RayLink(sampler, fleet, listener)
+        os.environ[NODE_ADDRESS] = get_node_ip_address()
         self._zygote = Zygote(pair) if num_pairs > 1 else None
         self._players: dict[int, Player | PairProcess] = {}
         self._ended: set[int] = set()

@@ -66,7 +66,8 @@ def task_file_workload(
         dataset: a file, or ``name`` or ``name/split`` of the ``DatasetRegistry``.
         held_out: the same, for evaluations.
         agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
-            else ``math``. "outside" or "outside:PORT" hands the tasks to programs elsewhere.
+            else ``math``. "outside", "outside:PORT" or "outside:HOST:PORT" hands the tasks to programs
+            elsewhere.
         reward: one of ``REWARDS``, or "module:function"; None for programs elsewhere, which send theirs.
 
     Raises:
@@ -104,12 +105,13 @@ def _outside(agent: str, reward: str | None) -> RolloutFunction:
     """Start the server at which programs elsewhere fetch the tasks, and print where it is."""
     from actors.gateway.session_server import SESSIONS_PORT, SessionServer  # it loads an HTTP server and Ray
 
-    port = agent.removeprefix(f"{OUTSIDE}:") if ":" in agent else str(SESSIONS_PORT)
+    _, _, address = agent.partition(":")
+    host, _, port = (address or str(SESSIONS_PORT)).rpartition(":")
     if not port.isdecimal():
         raise ConfigError(f"agent={agent}: {port!r} is no port. Write agent={OUTSIDE}:{SESSIONS_PORT}.")
     if reward is not None:
         raise ConfigError(f"reward={reward} has no effect with agent={agent}: programs send their rewards.")
-    server = SessionServer(int(port))
+    server = SessionServer(int(port), host or None)
     sys.stdout.write(f"Programs fetch tasks by POST {server.url}/sessions.\n")
     return server.rollout
 

@@ -43,14 +43,17 @@ class Milestones:
     def evaluate_and_save(self, clock: Clock) -> None:
         """Do what is due after as many updates as there were."""
         progress, evaluator = self._state.progress, self._evaluator
-        evaluate = self._evaluation_due()
-        save = self.checkpoint_due() or (evaluate and self._config.run.best_metric is not None)
+        evaluate, keeps_best = self._evaluation_due(), self._config.run.best_metric is not None
+        save = self.checkpoint_due() or (evaluate and keeps_best)
         evaluation = None
         with clock.measure("time/evaluate"):
             if evaluator is not None:
                 # A checkpoint has to know how the evaluations before it came out.
                 self.record_evaluation(evaluator.collect(wait=evaluate or save))
-                if self._evaluation_due():  # one of this step may have been under way
+                # It may have reached the goal of the run, which then ends here.
+                evaluate = self._evaluation_due()
+                save = save or self.checkpoint_due() or (evaluate and keeps_best)
+                if evaluate:  # one of this step may have been under way
                     evaluator.begin(progress.step, progress.version)
                     is_last = progress.step >= self._num_updates or self._is_last(progress.step)
                     evaluation = evaluator.collect(wait=is_last)

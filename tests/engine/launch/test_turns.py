@@ -42,7 +42,6 @@ time.sleep(3600)
 """A program that needs 1.5 CPUs and then runs for ever, in its turn or after it."""
 SMALL = [
     "warm_start.num_steps=2",
-    "run.num_steps=1",
     "evaluation.num_tasks=4",
     "rollout.groups_per_step=2",
     "rollout.group_size=2",
@@ -90,23 +89,29 @@ def test_turn_ends_with_its_program_by_sigkill_too(tmp_path: Path) -> None:
             end(programs)
 
 
-def test_two_trainings_end_on_a_cluster_for_one_and_a_half(tmp_path: Path) -> None:
+def test_trainings_take_turns_on_a_cluster_for_one_and_a_half(tmp_path: Path) -> None:
+    """The second waits for room as long as the first trains, and then ends by itself."""
     logs, status = [tmp_path / "a.log", tmp_path / "b.log"], tmp_path / "status"
-    directories = [f"run.directory={tmp_path / name}" for name in "ab"]
     with head_node(2, RAY_AUTH_MODE="disabled") as environment:  # each needs 1.54, of which the learner has 1
-        programs = [
-            program(log, environment, "-m", "launch.train", "recipe=calculator", *SMALL, directory)
-            for log, directory in zip(logs, directories, strict=True)
-        ]
+
+        def start(log: Path, num_steps: int) -> subprocess.Popen[bytes]:
+            settings = [*SMALL, f"run.num_steps={num_steps}", f"run.directory={tmp_path / log.stem}"]
+            return program(log, environment, "-m", "launch.train", "recipe=calculator", *settings)
+
+        programs = [start(logs[0], 100_000)]
         try:
+            wait_for("Ray: joined", logs[0])
+            programs.append(start(logs[1], 1))  # it comes to its own turn while the first starts its parts
             status.touch()
             while "waits for room: 1.54 Ray CPUs" not in status.read_text():
                 assert [each.poll() for each in programs] == [None, None], [log.read_text() for log in logs]
                 time.sleep(3)  # it is a heavy program to start, beside those that it is about
                 program(status, environment, "-m", "launch.status").wait()
-            assert [each.wait(timeout=600) for each in programs] == [0, 0], [log.read_text() for log in logs]
+            programs[0].send_signal(signal.SIGINT)
+            ends = [each.wait(timeout=600) for each in programs]
+            assert ends == [130, 0], [log.read_text() for log in logs]
         finally:
             end(programs)
-    assert any("Waiting for" in log.read_text() for log in logs)
-    for name in "ab":
-        assert [each["step"] for each in read_metrics(tmp_path / name) if "learn/loss" in each] == [1]
+    assert "Waiting for its turn to start on this cluster" in logs[1].read_text()
+    assert any("learn/loss" in each for each in read_metrics(tmp_path / "a"))
+    assert [each["step"] for each in read_metrics(tmp_path / "b") if "learn/loss" in each] == [1]

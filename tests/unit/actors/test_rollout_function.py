@@ -18,6 +18,7 @@ from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramRe
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
+from actors.rollouts.time_limit import TimeLimit
 from environments import Dataset
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
@@ -43,6 +44,7 @@ def play(
     replies: Callable[[list[Message]], str] = echo,
     requests: list[SampleRequest] | None = None,
     sampler: Sampler | None = None,
+    task: dict[str, Any] = TASK,
     **limits: Any,
 ) -> Trajectory:
     """Play a rollout function on ``TASK`` as a rollout actor does, with a scripted model."""
@@ -54,7 +56,7 @@ def play(
         return asyncio.run(model.sample(request))
 
     pair = pair_of(None, None, rollout, {}, {})
-    request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
+    request = RolloutRequest(rollout_id="a/0", group_id="a", task=task)
     env = pair.make_env(request)
     try:
         return run_rollout(pair.make_agent(), env, sample, request, RolloutLimits(**limits), Journal())
@@ -105,6 +107,18 @@ def test_object_with_a_coroutine_call_gets_asynchronous_clients() -> None:
             return float((await say(client, "a")).choices[0].message.content == "You said a")
 
     assert play(Solver()).reward == 1.0
+
+
+def test_function_that_reaches_its_limit_without_a_call_fails() -> None:
+    """Its rollout is played again, and is no example of a low reward."""
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        await asyncio.sleep(60)
+        return 0.0
+
+    limit = TimeLimit()
+    with pytest.raises(EnvironmentFailure, match="solve has made no call of the policy"), limit.of(0.5):
+        play(solve)
 
 
 def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,10 +14,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from ray.util import get_node_ip_address
+from shown_programs import PLAY
 from test_rollout_function import TASK, play
 
 from actors.gateway.remote_program import RemoteProgram
+from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
+from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.keys import KEYS_VARIABLE
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.types import Message, TerminationReason, Trajectory
@@ -26,7 +34,9 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> SessionServer:
     monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
-    return SessionServer(port=0)
+    monkeypatch.setenv(NODE_ADDRESS, get_node_ip_address())
+    gateway.cache_clear()
+    return SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
 
 
 @pytest.fixture
@@ -139,13 +149,38 @@ def test_limit_ends_a_session_and_its_reward_still_counts(start: Any, http: http
         call(session, "a")
 
 
+def test_tasks_wait_while_programs_are_busy(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    """Four tasks of 0.4 s each, by one program: the last waits longer than a task does where nobody asks."""
+    server = SessionServer(port=0, claim_seconds=1.0)
+    with (
+        ThreadPoolExecutor(4) as threads,
+        httpx.Client(base_url=server.url, headers=HEADERS, trust_env=False) as http,
+    ):
+        rollouts = [threads.submit(play, server.rollout) for _ in range(4)]
+        for _ in rollouts:
+            session = claim(http)
+            call(session, "a")
+            time.sleep(0.4)
+            reward(http, session, reward=1)
+        assert [each.result(30).reward for each in rollouts] == [1.0] * 4
+
+
+def test_program_of_the_page_ends_with_the_training(start: Any, server: SessionServer) -> None:
+    variables = {**os.environ, "SESSIONS_URL": server.url, "SESSIONS_KEY": KEY, "NO_PROXY": "*"}
+    rollout = start(task={**TASK, "ground_truth": "sure"})
+    with subprocess.Popen([sys.executable, "-c", PLAY], env=variables) as program:
+        assert rollout.result(60).reward == 1.0
+        server.close()
+        assert program.wait(30) == 0
+
+
 def test_task_that_nobody_takes_fails_and_is_handed_out_no_more(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client
 ) -> None:
     monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
     server = SessionServer(port=0, claim_seconds=0.1)
     with pytest.raises(
-        EnvironmentFailure, match=f"within 0.1 s: start some that send POST {server.url}/sessions"
+        EnvironmentFailure, match=f"for 0.1 s: start some that send POST {server.url}/sessions"
     ):
         play(server.rollout)
     assert http.post(f"{server.url}/sessions").status_code == 204
@@ -173,14 +208,17 @@ def test_program_that_goes_before_its_task_comes_takes_none(
         {"rewards": [None]},
         {"reward": 1, "rewards": [1]},
         {"reward": 1, "is_correct": "yes"},
+        {"reward": 1, "is_correct": 1},
+        {"reward": True},
+        {"reward": 10**400},
+        {"rewards": []},
         {"reward": 1, "metadata": {}},
         {"error": 3},
     ],
     ids=repr,
 )
 def test_result_in_another_form_is_a_bad_request(http: httpx.Client, result: dict[str, Any]) -> None:
-    content = str(result).replace("'", '"').replace("nan", "NaN").replace("None", "null")
-    response = http.post("/sessions/any/reward", content=content)
+    response = http.post("/sessions/any/reward", content=json.dumps(result))
     assert response.status_code == 400 and 'Send {"reward": NUMBER}' in response.json()["error"]["message"]
 
 
@@ -212,7 +250,7 @@ def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
 
 def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, http: httpx.Client) -> None:
     """Its task is not judged: the fleet plays it again."""
-    monkeypatch.setattr("actors.gateway.remote_program.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("actors.gateway.remote_program.SILENCE_CHECK_SECONDS", 0.05)
     server = SessionServer(port=0, silent_seconds=0.5)
     with ThreadPoolExecutor(1) as threads:
         rollout = threads.submit(play, server.rollout)
@@ -226,7 +264,7 @@ def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, ht
 def test_program_that_waits_for_the_policy_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client
 ) -> None:
-    monkeypatch.setattr("actors.gateway.remote_program.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("actors.gateway.remote_program.SILENCE_CHECK_SECONDS", 0.05)
     server = SessionServer(port=0, silent_seconds=0.5)
 
     def slow(messages: list[Message]) -> str:
@@ -242,6 +280,8 @@ def test_program_that_waits_for_the_policy_is_not_silent(
 
 
 def test_server_that_is_gone_fails_the_rollout_by_its_address() -> None:
-    with pytest.raises(EnvironmentFailure, match="cannot be reached from this node") as failure:
-        play(RemoteProgram("http://127.0.0.1:1", "secret-of-offers", 300.0))
+    with pytest.raises(
+        EnvironmentFailure, match=r"http://127\.0\.0\.1:1 cannot be reached from this node"
+    ) as failure:
+        play(RemoteProgram("http://127.0.0.1:1", "secret-of-offers", silent_seconds=300))
     assert "secret-of-offers" not in str(failure.value)

@@ -136,6 +136,7 @@ def test_own_agent_and_reward_are_named_by_module(tmp_path: Path) -> None:
         (["dataset=missing.jsonl", "reward=math"], "There is no file"),
         (["reward=math"], "reward=math belongs to a dataset: set dataset=tasks.jsonl"),
         (["agent=math", "recipe=calculator"], "agent=math belongs to a dataset"),
+        (["dataset={}", "agent=outside:10.0.0.1:"], "'' is no port"),
         (["dataset={}", "agent=outside:http"], "'http' is no port. Write agent=outside:8100."),
         (["dataset={}", "agent=outside", "reward=math"], "reward=math has no effect with agent=outside"),
         (["dataset={}", "agent=outside"], "set TROUPE_API_KEYS=name:key"),
