@@ -33,6 +33,8 @@ CONTEXT = "context"
 MAX_NAMED = 3
 MAX_EXAMPLE = 200
 
+_SHARD = re.compile(r"\d+-of-\d+")
+"""Number of a file of several that are parts of one split."""
 _BARE_BOX = re.compile(r"\\boxed ([^{$]+)\$")
 
 
@@ -278,7 +280,13 @@ def _splits_of(name: str, place: str, names: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for split, originals in splits.items():
         fitting = ([each for each in names if original in words[each]] for original in originals)
-        found |= dict.fromkeys(next(filter(None, fitting), []), split)
+        files = next(filter(None, fitting), [])
+        if len({_SHARD.sub("", each) for each in files}) > 1:
+            raise DatasetError(
+                f"{place} has several files for {name}/{split}, which may be versions of the same tasks: "
+                f"{', '.join(files)}. Name those that you want: --from FILE FILE."
+            )
+        found |= dict.fromkeys(files, split)
     if not found and len(splits) == len(names) == 1:
         found = {names[0]: next(iter(splits))}
     if not found:

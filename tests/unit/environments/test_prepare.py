@@ -16,7 +16,8 @@ import pytest
 from shown_programs import COLLECT, COMMANDS, MIGRATION, ROOT, TRAIN, text_of
 
 from environments import DatasetRegistry, math_reward_fn, search_reward_fn
-from environments.data.prepare import CORPUS, SETS, SOURCES, main
+from environments.data.prepare import CORPUS, SETS, SOURCES, main, prepare
+from environments.errors import DatasetError
 from environments.tools.retrieval import LocalRetrievalTool
 from launch.recipes.task_file import workload_of
 from launch.settings.compose import compose
@@ -307,6 +308,14 @@ def test_reference_program_trains_on_prepared_tasks(tmp_path: Path) -> None:
         "len(LocalRetrievalTool()(query='Ada Stone', top_k=2).metadata['ids'])"
     )
     assert run_up_to(TRAIN, "trainer.train()", shown, tmp_path) == [2, 2, 2]
+
+
+def test_versions_of_one_split_are_not_put_together(tmp_path: Path) -> None:
+    """GSM8K's own repository has each task twice, with and without questions about its steps."""
+    for name in ("train.jsonl", "train_socratic.jsonl", "test.jsonl"):
+        written(tmp_path / name, GSM8K)
+    with pytest.raises(DatasetError, match=r"gsm8k/train.* train\.jsonl, train_socratic\.jsonl\. Name those"):
+        prepare("gsm8k", [str(tmp_path)])
 
 
 def test_sources_of_a_set_have_the_same_splits_and_reward() -> None:
