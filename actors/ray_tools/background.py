@@ -11,6 +11,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+START_POLL_SECONDS = 0.01
 _threads: set[threading.Thread] = set()
 
 
@@ -39,12 +40,17 @@ def end_background_work(seconds: float = 5.0) -> None:
     To be called before this process leaves Ray: a thread that calls Ray afterwards ends the whole process,
     with the exit status 1.
     """
+    deadline = time.monotonic() + seconds
     threads = list(_threads)
     for thread in threads:
-        if thread.ident is not None:
+        # Ctrl-C may have come while it was started: it begins in a moment, or never.
+        while thread in _threads and not thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(START_POLL_SECONDS)
+        if not thread.is_alive():
+            _threads.discard(thread)
+        elif thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
             )
-    deadline = time.monotonic() + seconds
-    for thread in threads:
+    for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -38,3 +38,27 @@ def test_work_that_cannot_be_ended_is_awaited_with_a_limit() -> None:
     end_background_work(seconds=0.1)
     assert not future.done()
     free.set()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_work_ends_that_ctrl_c_interrupts_at_its_start(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python waits for a new thread in its start, so Ctrl-C may come before or after the thread begins."""
+    ended, start = threading.Event(), threading.Thread.start
+
+    def poll() -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begins:
+            start(threading.Timer(0.1, start, (thread,)))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        in_background(poll, "poll")
+    end_background_work(seconds=1.0)
+    assert ended.wait(5 if begins else 0.2) is begins
