@@ -167,6 +167,12 @@ def no_argument(owner: str, name: str, known: Collection[str], remedy: str | Non
     return f"{owner} has no argument {name!r}. {remedy or hint}"
 
 
+def near_name(name: str, known: Collection[str]) -> str:
+    """A sentence, after a space, that offers the name most like an unknown one; empty where none is near."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def check_choice(name: str, value: str | None, choices: Collection[str], more: str = "") -> None:
     """Raise ``ConfigError`` for a ``value`` that is not among ``choices``; ``None`` is a value not set.
 
@@ -175,6 +181,5 @@ def check_choice(name: str, value: str | None, choices: Collection[str], more: s
         more: a sentence for the end of the message.
     """
     if value is not None and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = near_name(value, choices)
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}.{hint}{more}")

@@ -1,4 +1,4 @@
-"""A free port, and a wait with an end."""
+"""A free port, the state of a process, and a wait with an end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
@@ -15,6 +16,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s"
         time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """True unless the process has ended, or nobody has looked after its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def free_port() -> int:

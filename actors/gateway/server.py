@@ -103,11 +103,7 @@ class Gateway:
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
-        try:
-            body = json.loads(await request.body())
-        except ValueError as error:
-            raise HttpError(400, f"The body is no JSON: {error}.") from error
-        dialect = DIALECTS[request.url.path](body)
+        dialect = DIALECTS[request.url.path](await body_of(request))
         if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
             dialect.follow(session.conversations[dialect.body.previous_response_id])
         chat = dialect.chat_request()
@@ -149,6 +145,14 @@ async def _sampled(request: Request, waiting: WaitingCall) -> Json:
     answer = asyncio.wrap_future(waiting.answer)
     await settled(request, answer)
     return answer.result()
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON of a request's body. Raises ``HttpError``."""
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"The body is no JSON: {error}.") from error
 
 
 async def settled(request: Request, future: asyncio.Future[Any], seconds: float | None = None) -> bool:

@@ -14,7 +14,6 @@ rollout::
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import application, listen, settled
+from actors.gateway.server import application, body_of, listen, settled
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys
 from environments.errors import ConfigError
 from policies.model_api.dialects.errors import HttpError
@@ -115,8 +114,7 @@ class SessionServer:
         self.url = self._listener.url
         self._last_request = time.monotonic()
         """The time at which a program has asked for a task the last time."""
-        self._offer_key = secrets.token_urlsafe(24)
-        self.rollout = RemoteProgram(self.url, self._offer_key, silent_seconds)
+        self.rollout = RemoteProgram(self.url, secrets.token_urlsafe(24), silent_seconds)
 
     def close(self) -> None:
         """Listen no more; programs that wait for a task get status 410."""
@@ -124,7 +122,7 @@ class SessionServer:
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
-        if self._offer_key not in sent_keys(request.headers):
+        if self.rollout.key not in sent_keys(request.headers):
             raise HttpError(401, "Only the rollouts of this training offer tasks.", code="invalid_api_key")
         session = _Session(await request.json())
         self._open[session.id] = session
@@ -188,10 +186,7 @@ class SessionServer:
                 f"Send a key of {KEYS_VARIABLE}, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
                 code="invalid_api_key",
             )
-        try:
-            body = json.loads(await request.body() or "{}")
-        except (ValueError, RecursionError) as error:
-            raise HttpError(400, f"The body is no JSON: {error}.") from error
+        body = await body_of(request) if await request.body() else {}
         if not isinstance(body, dict):
             raise HttpError(400, "The body has to be an object.")
         return body

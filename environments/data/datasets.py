@@ -8,10 +8,10 @@ import platform
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import overload
 
+from environments.bounds import near_name
 from environments.data.dataset_files import (
     ArrowRows,
     Row,
@@ -248,11 +248,10 @@ def _checked(kind: str, name: str) -> str:
 
 
 def _unknown(kind: str, name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    guess = f"Did you mean {near[0]!r}? " if near else ""
     return (
-        f"Unknown {kind}: {name!r}. {guess}Known in {_root().absolute()} on host {platform.node()}: "
-        f"{', '.join(known) or 'none'}. Add it with DatasetRegistry.register_dataset; if it is registered on "
-        "another host, put TROUPE_HOME on a shared disk or send it with the job (see DatasetRegistry). "
+        f"Unknown {kind}: {name!r}.{near_name(name, known)} Known in {_root().absolute()} on host "
+        f"{platform.node()}: {', '.join(known) or 'none'}. Add it with "
+        "DatasetRegistry.register_dataset; if it is registered on another host, put TROUPE_HOME on a "
+        "shared disk or send it with the job (see DatasetRegistry). "
         "DatasetRegistry.dataset_exists(name, split) says beforehand whether it is there."
     )

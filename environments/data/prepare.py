@@ -13,11 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from environments.bounds import near_name
 from environments.command_name import command_name
 from environments.data.dataset_files import READERS, Row, read_rows, without_filling
 from environments.data.datasets import Dataset, DatasetRegistry
@@ -122,11 +122,9 @@ def prepare(name: str, places: Sequence[str], leave_out: bool = False) -> tuple[
         DatasetError: the name is unknown, a place holds no such data, or a row cannot be read.
     """
     if name not in SETS:
-        near = get_close_matches(name, SETS, n=1)
-        guess = f"Did you mean {near[0]!r}? " if near else ""
         raise DatasetError(
-            f"Unknown data set: {name!r}. {guess}There are: {', '.join(sorted(SETS))}. Any other file of "
-            "tasks needs no preparation: train with dataset=FILE."
+            f"Unknown data set: {name!r}.{near_name(name, SETS)} There are: {', '.join(sorted(SETS))}. Any "
+            "other file of tasks needs no preparation: train with dataset=FILE."
         )
     unused: list[str] = []
     parts = [part for place in places for part in _parts(name, place, unused)]

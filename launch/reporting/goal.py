@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
+
+from environments.bounds import near_name
 
 EVALUATION = "eval/"
 
@@ -39,9 +40,8 @@ class Goal:
         if is_evaluation != metric.startswith(EVALUATION):
             return None
         self._was_missed = True
-        near = difflib.get_close_matches(metric, record, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         return (
             f"run.stop_metric={metric!r} is not among the metrics of step {int(record['step'])}: the run "
-            f"stops by it only if an environment or a tracker of yours names it later.{hint}"
+            "stops by it only if an environment or a tracker of yours names it later."
+            f"{near_name(metric, record)}"
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machine import wait_until
+from machine import is_running, wait_until
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.pair_process import PairProcess, Zygote
@@ -69,14 +69,6 @@ class ModeEnv(BaseEnv):
     @staticmethod
     def from_dict(info: dict) -> ModeEnv:
         return ModeEnv(info["mode"])
-
-
-def is_running(pid: int) -> bool:
-    """True unless the process has ended, or nobody has looked after its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class EchoLink:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from machine import free_port, wait_until
+from machine import free_port, is_running, wait_until
 
 from environments import ConfigError
 from environments.errors import EnvironmentFailure
@@ -49,13 +49,6 @@ def start_http_server(port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
 def is_open(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
-        return False
 
 
 def pid_of(server: MCPServer) -> int:
