@@ -51,8 +51,8 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 
     newest, transport = ray.get([store.newest.remote(), store.transport.remote()])
     version = newest.version + 1 if newest else 1
-    location = transport.publish(version, weights.items(), rank=0)
-    ray.get(store.publish.remote(version, location))
+    pieces = [ray.put(each) for each in transport.publish(version, weights.items(), rank=0)]
+    ray.get(store.publish.remote(version, pieces))
     return version
 
 

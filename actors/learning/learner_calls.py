@@ -6,7 +6,7 @@ The first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` impleme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from actors.weights.store import PublishedWeights
@@ -45,8 +45,11 @@ class PolicyCalls(RankCalls, Protocol):
     def logprobs(self, batch: TrainBatch, /) -> list[list[float]]:
         """Log-probability of each response token."""
 
-    def publish_weights(self, version: int, /) -> tuple[Any, dict[str, Any]]:
-        """Write the weights where replicas find them; return their location and the schedule's state."""
+    def publish_weights(self, version: int, /) -> Iterator[Any]:
+        """Write the weights where replicas find them; yield the pieces."""
+
+    def schedule(self, /) -> dict[str, Any]:
+        """The state of the learning rate's schedule."""
 
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any], /) -> None:
         """Go on from published weights and a schedule's state."""

@@ -37,6 +37,7 @@ class LearnerGroup:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
         store: the ``WeightStore`` to which ``publish`` adds versions.
+        engine_dtype: in which the engines hold the weights: what is wider is cast before it travels.
         shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
             sees this file before it loads a model.
     """
@@ -50,6 +51,7 @@ class LearnerGroup:
         seed: int,
         store: ray.actor.ActorHandle,
         shared_file: tuple[str, str] | None = None,
+        engine_dtype: str = "auto",
     ) -> None:
         arguments = {
             "model_path": model_path,
@@ -60,7 +62,13 @@ class LearnerGroup:
         }
         places = create_placement_group(learner)
         self._policy = RankGroup(
-            LearnerWorker, places, learner, **arguments, algorithm=algorithm, store=store
+            LearnerWorker,
+            places,
+            learner,
+            **arguments,
+            algorithm=algorithm,
+            store=store,
+            engine_dtype=engine_dtype,
         )
         self._critic = None
         if algorithm.uses_critic:
@@ -129,9 +137,10 @@ class LearnerGroup:
 
     def publish(self, version: int) -> None:
         """Make the present weights the newest version in the store, adapters merged."""
-        location, schedule = self._policy.call(PolicyCalls.publish_weights, version)
+        pieces = self._policy.stream(PolicyCalls.publish_weights, version)
+        schedule = self._policy.call(PolicyCalls.schedule)
         try:
-            ray.get(self._store.publish.remote(version, location))
+            ray.get(self._store.publish.remote(version, pieces))
         except RayTaskError:  # mostly: a rank has died, and the weights with it
             self.check_ranks()
             raise

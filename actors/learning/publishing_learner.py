@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
 import torch
 
 from actors.weights.store import PublishedWeights
-from actors.weights.transport import WeightTransport
+from actors.weights.transport import VersionGoneError, WeightTransport
 from environments.errors import LearnerLostError
-from policies.engines.weights import WeightBucket
+from policies.engines.weights import WeightBucket, narrowed
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -23,24 +23,23 @@ class PublishingLearner(VerlLearner):
 
     Args:
         store: the ``WeightStore`` that knows the transport.
+        engine_dtype: name of the dtype in which engines hold the weights; ``auto`` if they choose it.
 
     Raises:
         ConfigError: also if the weights' transport cannot work on this node.
     """
 
-    def __init__(self, store: ray.actor.ActorHandle, **arguments: Any) -> None:
+    def __init__(self, store: ray.actor.ActorHandle, engine_dtype: str, **arguments: Any) -> None:
         self._transport: WeightTransport = ray.get(store.transport.remote())
         self._transport.open()
+        self._dtype = None if engine_dtype == "auto" else getattr(torch, engine_dtype)
         super().__init__(**arguments)
 
-    @on_all_ranks
-    def publish_weights(self, version: int) -> tuple[Any, dict[str, Any]]:
-        """Write the present weights, adapters merged; return their location, and where the learning rate's
-        schedule is.
-        """
-        weights = self.weights()
+    def publish_weights(self, version: int) -> Iterator[Any]:
+        """Write the present weights, adapters merged, as the engines hold them; yield the pieces."""
+        weights = narrowed(self.weights(), self._dtype)
         try:
-            return self._transport.publish(version, weights, self.rank), self.schedule()
+            yield from self._transport.publish(version, weights, self.rank)
         finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass
@@ -54,10 +53,13 @@ class PublishingLearner(VerlLearner):
 
         Raises:
             WeightTransportError: they cannot be read.
-            LearnerLostError: they are not all that the model has.
+            LearnerLostError: they are not all that the model has, or are gone.
         """
         fetched = FetchedWeights()
-        asyncio.run(self._transport.fetch(published.version, published.location, fetched))
+        try:
+            asyncio.run(published.fetch(self._transport, fetched))
+        except VersionGoneError as error:
+            raise LearnerLostError(str(error)) from error
         verl_weights.fill(self._tensors(), fetched.tensor)
         if schedule:
             self.set_schedule(schedule)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
@@ -83,10 +84,20 @@ class RankWorker(ABC):
         Raises:
             LearnerError: the GPU's memory is full.
         """
+        with self._named_out_of_memory():
+            return methodcaller(method, *args)(self._model)
+
+    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+        """Call ``method`` as ``work`` does, and yield what it yields."""
+        with self._named_out_of_memory():
+            yield from methodcaller(method, *args)(self._model)
+
+    @contextmanager
+    def _named_out_of_memory(self) -> Iterator[None]:
         from torch import OutOfMemoryError
 
         try:
-            return methodcaller(method, *args)(self._model)
+            yield
         except OutOfMemoryError as error:
             most = self._arguments["learner"].micro_batch_tokens
             raise LearnerError(
@@ -192,12 +203,29 @@ class RankGroup:
         references = [rank.work.remote(name, *shared) for rank in self._ranks]
 
         def result() -> Result:
-            first: Result = self._wait_for(
-                references, self._settings.max_call_seconds, "learner.max_call_seconds, which may be too low"
-            )
+            first: Result = self._wait_for_work(references)
             return first
 
         return result
+
+    def stream(
+        self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs
+    ) -> list[ray.ObjectRef]:
+        """References to what the first rank has yielded, when all are done. Raises as ``call`` does.
+
+        The objects lie where the rank is, and belong to this process: they outlive the rank.
+        """
+        self._wait_for(self._opened)
+        streams = [
+            rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
+            for rank in self._ranks
+        ]
+        self._wait_for_work([stream.completed() for stream in streams])
+        return list(streams[0])
+
+    def _wait_for_work(self, references: list[ray.ObjectRef]) -> Any:
+        limit = "learner.max_call_seconds, which may be too low"
+        return self._wait_for(references, self._settings.max_call_seconds, limit)
 
     def check_ranks(self) -> None:
         """Raise ``LearnerLostError`` if a rank has died or hangs."""

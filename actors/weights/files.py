@@ -17,10 +17,12 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import ray
 
 from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport, WeightTransportError
 from environments.disk import sync
@@ -75,9 +77,9 @@ class FileTransport(WeightTransport):
         if seen != self._owner:
             raise self._not_shared(f"{OWNER} there is {seen!r}")
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> str | None:
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> list[str]:
         if rank != 0:
-            return None
+            return []
         for left in self._folder.glob(f"{UNFINISHED}*"):  # by a rank that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True)
         unfinished = self._unfinished()
@@ -90,20 +92,40 @@ class FileTransport(WeightTransport):
                     digests[name] = _write(unfinished / name, _serialized(bucket))
                 manifest = {"version": version, "sha256": digests}
                 _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
-                return self._finish(unfinished, version)
+                return [self._finish(unfinished, version)]
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)  # it exists only after an error
 
-    async def keep(self, version: int, location: str) -> str:
-        """Take the version over from another store's folder, if it lies there; then delete old versions."""
-        return await asyncio.to_thread(self._keep, version, Path(location))
+    async def keep(self, version: int, pieces: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
+        (location,) = await asyncio.gather(*pieces)
+        return [ray.put(await asyncio.to_thread(self.keep_at, version, location))]
 
-    async def fetch(self, version: int, location: str, engine: WeightTarget) -> None:
+    async def fetch(self, version: int, pieces: Sequence[str], engine: WeightTarget) -> None:
+        (location,) = pieces
         # Into memory, whole and verified, before the engine is touched: it cannot go back.
         await engine.load_weights(version, await asyncio.to_thread(_read, Path(location)))
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def keep_at(self, version: int, location: str) -> str:
+        """Take a version over from another store's folder, if it lies there; then delete old versions.
+
+        Returns:
+            Where the version is.
+        """
+        if Path(location).parent != self._folder:
+            unfinished = self._unfinished()
+            with self._writing(f"Version {version} of the weights"):
+                shutil.copytree(location, unfinished, copy_function=_link_or_copy)
+                location = self._finish(unfinished, version)
+        versions = sorted(self._folder.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))
+        for old in versions[:-NUM_KEPT]:
+            self._put_away(old)
+        for deleted in self._folder.glob(f"{DELETED}*"):
+            # A file that is open on another node may stay: then the next version deletes it.
+            shutil.rmtree(deleted, ignore_errors=True)
+        return location
 
     # -- the folder ----------------------------------------------------------------------------------
 
@@ -123,20 +145,6 @@ class FileTransport(WeightTransport):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         _write(self._folder / OWNER, self._owner.encode())
         sync(self._folder)
-
-    def _keep(self, version: int, location: Path) -> str:
-        if location.parent != self._folder:
-            unfinished = self._unfinished()
-            with self._writing(f"Version {version} of the weights"):
-                shutil.copytree(location, unfinished, copy_function=_link_or_copy)
-                location = Path(self._finish(unfinished, version))
-        versions = sorted(self._folder.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))
-        for old in versions[:-NUM_KEPT]:
-            self._put_away(old)
-        for deleted in self._folder.glob(f"{DELETED}*"):
-            # A file that is open on another node may stay: then the next version deletes it.
-            shutil.rmtree(deleted, ignore_errors=True)
-        return str(location)
 
     def _finish(self, unfinished: Path, version: int) -> str:
         final = self._folder / f"version-{version:06d}"

@@ -99,7 +99,7 @@ class WeightFollower:
         deadline = time.monotonic() + MISSING_VERSION_SECONDS
         while True:
             try:
-                return await self._transport.fetch(weights.version, weights.location, self._engine)
+                return await weights.fetch(self._transport, self._engine)
             except WeightTransportError as error:
                 tried, weights = weights, await self._store.newest.remote()
                 if weights.version > tried.version:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import ray
-
 from actors.weights.transport import WeightTarget, WeightTransport
-from policies.engines.weights import pack
+from policies.engines.weights import WeightBucket, pack
 
 if TYPE_CHECKING:
     import torch
 
-Location = list[ray.ObjectRef]
-"""References to ``WeightBucket`` objects."""
-
 
 class ObjectStoreTransport(WeightTransport):
-    """Puts the weights into Ray's object store, from where each node copies them once."""
+    """Makes each bucket of the weights a piece, as soon as it is gathered."""
 
     def __init__(self, folder: str = "") -> None:
         pass
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Location:
-        return [ray.put(bucket) for bucket in pack(tensors)] if rank == 0 else []
+    def publish(
+        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int
+    ) -> Iterator[WeightBucket]:
+        if rank == 0:
+            yield from pack(tensors)
 
-    async def keep(self, version: int, location: Location) -> Location:
-        # Put anew, which costs a copy: an object dies with the process that has put it, and that is a rank.
-        return [ray.put(await bucket) for bucket in location]
-
-    async def fetch(self, version: int, location: Location, engine: WeightTarget) -> None:
-        await engine.load_weights(version, await asyncio.gather(*location))
+    async def fetch(self, version: int, pieces: Sequence[WeightBucket], engine: WeightTarget) -> None:
+        await engine.load_weights(version, pieces)

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
+from ray.exceptions import ObjectLostError
 
 from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
-from actors.weights.transport import WeightTransport
+from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport
 from environments.errors import TroupeError
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
-    """A version of the policy. ``location`` is for the transport that has carried it."""
+    """A version of the policy. ``pieces`` are for the transport that carries it."""
 
     version: int
-    location: Any
+    pieces: Sequence[ray.ObjectRef]
+
+    async def fetch(self, transport: WeightTransport, engine: WeightTarget) -> None:
+        """Load the weights into ``engine``. Raises as the transport's ``fetch`` does."""
+        try:
+            pieces = await asyncio.gather(*self.pieces)
+        except ObjectLostError as error:
+            raise VersionGoneError(
+                f"Version {self.version} of the weights was lost with the node that had them: {error}"
+            ) from error
+        await transport.fetch(self.version, pieces, engine)
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -45,11 +56,11 @@ class WeightStore:
         """The transport, for those who write or read weights."""
         return self._transport
 
-    async def publish(self, version: int, location: Any) -> None:
-        """Make the weights at ``location`` the newest ones. Raises ``ValueError`` unless they are newer."""
+    async def publish(self, version: int, pieces: Sequence[ray.ObjectRef]) -> None:
+        """Make the weights in ``pieces`` the newest ones. Raises ``ValueError`` unless they are newer."""
         if self._newest is not None and version <= self._newest.version:
             raise ValueError(f"Version {version} is not newer than {self._newest.version}.")
-        kept = PublishedWeights(version, await self._transport.keep(version, location))
+        kept = PublishedWeights(version, await self._transport.keep(version, pieces))
         async with self._changed:
             self._newest = kept
             self._changed.notify_all()

@@ -13,6 +13,7 @@ from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:
+    import ray
     import torch
 
 TRANSPORTS = {
@@ -40,8 +41,10 @@ class WeightTransport(ABC):
     """Carries the weights of a version from the learner's ranks to the engines.
 
     The driver makes one. The weight store, the learner's ranks and the replicas of the policy server each get
-    a copy of it (pickled). A location says where the weights of a version are: any picklable value, which
-    only the transport itself reads.
+    a copy of it (pickled). What carries a version are its pieces, which only the transport itself reads: its
+    weights, in some parts, or what says where they are. Each is an object of Ray's that is the driver's: it
+    lies on the node of the rank that has written it, outlives that rank, and is copied once to each node on
+    which it is read.
 
     Args:
         folder: a folder in the run's folder, of this transport alone. It need not exist.
@@ -59,8 +62,8 @@ class WeightTransport(ABC):
         """
 
     @abstractmethod
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Any:
-        """Write the weights. Called on all ranks at once; what rank 0 returns is the location.
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Iterable[Any]:
+        """Write the weights, and return or yield the pieces. Called on all ranks at once; rank 0's count.
 
         Args:
             tensors: names and whole tensors, the same on all ranks, which gather them while this is read.
@@ -68,17 +71,17 @@ class WeightTransport(ABC):
             rank: 0 and above.
         """
 
-    async def keep(self, version: int, location: Any) -> Any:
-        """Make the weights outlive the learner; return their location from now on.
+    async def keep(self, version: int, pieces: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
+        """Make the weights stay where this store needs them; return their pieces from now on.
 
-        Called in the process of a weight store with the location that ``publish`` has returned, or, where an
-        evaluation pins a version in a store of its own, with the location in the training's store. Of this
-        store's earlier versions none is needed any more, but for replicas that are still reading one.
+        Called in the process of a weight store with the pieces that ``publish`` has made, or, where an
+        evaluation pins a version in a store of its own, with those in the training's store. Of this store's
+        earlier versions none is needed any more, but for replicas that are still reading one.
         """
-        return location
+        return pieces
 
     @abstractmethod
-    async def fetch(self, version: int, location: Any, engine: WeightTarget) -> None:
+    async def fetch(self, version: int, pieces: Sequence[Any], engine: WeightTarget) -> None:
         """Load the weights into ``engine``. Called in every replica, and in the ranks of a learner that is
         rebuilt.
 

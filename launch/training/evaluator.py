@@ -64,7 +64,7 @@ class Evaluator:
         if version > self._pinned_version:  # else nothing was learned since the last evaluation
             # Taken here and now: by the time that the thread runs there may be a newer one.
             newest = ray.get(self._store.newest.remote())
-            ray.get(self._pinned.publish.remote(version, newest.location))
+            ray.get(self._pinned.publish.remote(version, newest.pieces))
             self._pinned_version = version
         self._running = step, in_background(partial(self._evaluate, step, version), "evaluation")
 

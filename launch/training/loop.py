@@ -197,8 +197,12 @@ class TrainingLoop:
             run.rollouts.put_back()
             run.interrupts.was_cut = False  # learner and rollouts are whole again
         behind = state.progress.step - state.saved_step
+        dtype = run.config.server.engine.dtype
+        rounded = "" if dtype in ("auto", "float", "float32") else f", rounded to {dtype}"
         weights = (
-            f"weights of {folder.name}" if version is None else f"published weights of version {version}"
+            f"weights of {folder.name}"
+            if version is None
+            else f"published weights of version {version}{rounded}"
         )
         run.tracker.announce(
             f"The learner has the {weights}, and its optimizer's moments from {folder.name}, {behind} "

@@ -43,6 +43,15 @@ class WeightBucket:
             yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
+def narrowed(
+    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Cast the ``tensors`` of floating-point numbers that are wider than ``dtype``; none if that is None."""
+    for name, tensor in tensors:
+        is_wider = dtype is not None and tensor.is_floating_point() and tensor.itemsize > dtype.itemsize
+        yield name, tensor.to(dtype) if is_wider else tensor
+
+
 def pack(
     tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[WeightBucket]:

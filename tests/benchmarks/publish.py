@@ -1,18 +1,25 @@
-"""Seconds from the call of ``LearnerGroup.publish`` until every replica serves the new version.
+"""Seconds from the call of ``LearnerGroup.publish`` until every replica serves it, and bytes on the way.
 
-python tests/benchmarks/publish.py [--rounds 5] [--models tiny,medium] [--transport object_store]
+    python tests/benchmarks/publish.py [--rounds 5] [--models tiny,medium] [--dtype bfloat16]
+
+Bytes are multiples of the weights' in the engines' dtype: the most that the object store holds, where the
+version before lies too, and the most that the rank adds to its own pages, which no other process shares.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import models
+import psutil
 import ray
 import repository  # noqa: F401
 from report import Report
@@ -22,6 +29,7 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import WeightTransport, make_transport
+from launch.health.members import members
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig
@@ -34,11 +42,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="publications of each row; the median counts")
     parser.add_argument("--models", default=",".join(MODELS), help="tiny (353k), medium (175M), or both")
+    parser.add_argument("--dtype", default="float32", help="of the engines: float32 or bfloat16")
     parser.add_argument("--transport", default="object_store", help="as server.weights.transport")
     arguments = parser.parse_args()
     report = Report(
         f"publish by {arguments.transport}: seconds, median of {arguments.rounds}; the engines are idle",
-        ("model", "replicas", "publish()", "until served", "together", "all rounds"),
+        ("model", "replicas", "publish()", "until served", "together", "object store", "rank", "all rounds"),
     )
     # Never a cluster that happens to run here: its work would be measured too.
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
@@ -46,36 +55,82 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = MODELS[name](Path(folder))
             transport = make_transport({"transport": arguments.transport}, folder, "training")
-            for num_replicas, rounds in _publications(model, arguments.rounds, transport):
-                published, served, total = map(statistics.median, zip(*rounds, strict=True))
-                listed = " ".join(f"{each:.2f}" for _, _, each in rounds)
-                figures = f"{published:.2f}", f"{served:.2f}", f"{total:.2f}"
-                report.add(name, str(num_replicas), *figures, listed)
+            engine = EngineConfig(max_model_tokens=128, options={"dtype": arguments.dtype})
+            copy = _num_parameters(Path(model)) * (2 if arguments.dtype == "bfloat16" else 4)
+            for num_replicas, rounds in _publications(model, engine, arguments.rounds, transport):
+                published, served, total, stored, held = map(statistics.median, zip(*rounds, strict=True))
+                listed = " ".join(f"{each[2]:.2f}" for each in rounds)
+                seconds = f"{published:.2f}", f"{served:.2f}", f"{total:.2f}"
+                copies = f"{stored / copy:.2f}x", f"{held / copy:.2f}x"
+                report.add(name, str(num_replicas), *seconds, *copies, listed)
     ray.shutdown()
     report.print()
 
 
+def _num_parameters(model: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", "np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+class Peak:
+    """Most bytes of the object store, and added to a process's own, that were seen while the block ran."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._before = self._own()
+        self.stored = self.held = 0.0
+
+    def _own(self) -> float:
+        memory = self._process.memory_full_info()
+        return float(memory.uss)
+
+    def __enter__(self) -> Peak:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            name = "object_store_memory"
+            stored = ray.cluster_resources()[name] - ray.available_resources().get(name, 0.0)
+            self.stored = max(self.stored, stored)
+            self.held = max(self.held, self._own() - self._before)
+
+
 def _publications(
-    model: str, num_rounds: int, transport: WeightTransport
-) -> Iterator[tuple[int, list[tuple[float, float, float]]]]:
-    """For each number of replicas: seconds of ``publish``, from then until served, and both."""
+    model: str, engine: EngineConfig, num_rounds: int, transport: WeightTransport
+) -> Iterator[tuple[int, list[tuple[float, float, float, float, float]]]]:
+    """For each number of replicas and round: seconds of ``publish``, from then until served, and both; most
+    bytes of the object store, and those that the rank adds."""
     store = WeightStore.remote(transport)  # type: ignore[attr-defined]
-    learner = LearnerGroup(model, LearnerConfig(), resolve(AlgorithmConfig(), 512), 1, 0, store)
+    algorithm = resolve(AlgorithmConfig(), 512)
+    learner = LearnerGroup(model, LearnerConfig(), algorithm, 1, 0, store, engine_dtype=engine.dtype)
+    learner.check_ranks()
+    (rank,) = (each.pid for each in members(below=os.getpid()) if each.role == "learner")
     version = 0
     for num_replicas in REPLICAS:
-        config = ServerConfig(num_replicas=num_replicas, engine=EngineConfig(max_model_tokens=128))
+        config = ServerConfig(num_replicas=num_replicas, engine=engine)
         app = PolicyApp("benchmark", ServedModel(path=model), config, store)
         app.start()
         rounds = []
         for number in range(num_rounds + 1):
             version += 1
-            start = time.perf_counter()
-            learner.publish(version)
-            published = time.perf_counter()
-            app.wait_for_version(version)
-            served = time.perf_counter()
+            with Peak(rank) as peak:
+                start = time.perf_counter()
+                learner.publish(version)
+                published = time.perf_counter()
+                app.wait_for_version(version)
+                served = time.perf_counter()
             if number:  # the first one also builds connections
-                rounds.append((published - start, served - published, served - start))
+                seconds = published - start, served - published, served - start
+                rounds.append((*seconds, peak.stored, peak.held))
         app.stop()
         yield num_replicas, rounds
     learner.close()

@@ -79,10 +79,10 @@ def test_late_replica_reads_the_newest_undamaged_files(
             2,
         )
         policy.app.check_replicas()
-        location = transport.publish(3, reply_of(3).items(), rank=0)
+        (location,) = transport.publish(3, reply_of(3).items(), rank=0)
         (shard,) = Path(location).glob("*.safetensors")
         shard.write_bytes(shard.read_bytes()[:-1])
-        ray.get(store.publish.remote(3, location))
+        ray.get(store.publish.remote(3, [ray.put(location)]))
         with pytest.raises(WeightTransportError, match=r"version-000003 are damaged.*SHA-256"):
             wait_until(lambda: policy.app.check_replicas() is not None)
 

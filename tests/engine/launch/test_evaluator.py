@@ -67,7 +67,7 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
     ray.get(newest.publish.remote(6, [ray.put("weights of version 6")]))
     assert evaluator.collect(wait=False) is None, "training goes on"
     measured = ray.get(pinned.newest.remote())
-    assert (measured.version, ray.get(measured.location)) == (5, ["weights of version 5"])
+    assert (measured.version, ray.get(list(measured.pieces))) == (5, ["weights of version 5"])
     service.free.set()
     evaluation = evaluator.collect(wait=True)
     assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)

@@ -8,11 +8,12 @@ import os
 import pickle
 import resource
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ray.exceptions import ObjectLostError
 
 from actors.weights import follower
 from actors.weights.files import MANIFEST, FileTransport
@@ -55,15 +56,14 @@ class RecordingEngine:
 
 def publish(transport: FileTransport, version: int) -> str:
     """Publish ``weights(version)`` from two ranks; return their location."""
-    assert transport.publish(version, weights(version).items(), rank=1) is None
-    location = transport.publish(version, weights(version).items(), rank=0)
-    assert location is not None
-    return asyncio.run(transport.keep(version, location))
+    assert transport.publish(version, weights(version).items(), rank=1) == []
+    (location,) = transport.publish(version, weights(version).items(), rank=0)
+    return transport.keep_at(version, location)
 
 
 def fetched(transport: FileTransport, version: int, location: str) -> Tensors:
     engine = RecordingEngine()
-    asyncio.run(transport.fetch(version, location, engine))
+    asyncio.run(transport.fetch(version, [location], engine))
     assert engine.version == version
     return engine.loaded
 
@@ -108,7 +108,7 @@ def test_version_that_evaluation_has_pinned_outlives_training_s(
     transport: FileTransport, tmp_path: Path
 ) -> None:
     pinning = FileTransport(str(tmp_path / "run" / "weights_evaluation"))
-    pinned = asyncio.run(pinning.keep(1, publish(transport, 1)))
+    pinned = pinning.keep_at(1, publish(transport, 1))
     for version in (2, 3, 4):
         publish(transport, version)
     assert_equal(fetched(pinning, 1, pinned), weights(1))
@@ -133,7 +133,7 @@ def test_damaged_weights_reach_no_engine_and_name_their_file(
     damage(Path(location, name))
     engine = RecordingEngine()
     with pytest.raises(WeightTransportError, match=r"run\.resume=true") as raised:
-        asyncio.run(transport.fetch(1, location, engine))
+        asyncio.run(transport.fetch(1, [location], engine))
     assert location in str(raised.value) and not isinstance(raised.value, VersionGoneError)
     if name != MANIFEST:
         assert name in str(raised.value)
@@ -176,9 +176,8 @@ def test_what_killed_process_has_left_is_deleted_at_next_start(
 def test_version_published_again_replaces_one_no_store_knows(transport: FileTransport, folder: Path) -> None:
     (folder / ".unfinished-of-a-killed-rank").mkdir()
     transport.publish(7, weights(1).items(), rank=0)  # and then another rank dies
-    location = transport.publish(7, weights(2).items(), rank=0)
-    assert location is not None
-    assert_equal(fetched(transport, 7, asyncio.run(transport.keep(7, location))), weights(2))
+    (location,) = transport.publish(7, weights(2).items(), rank=0)
+    assert_equal(fetched(transport, 7, transport.keep_at(7, location)), weights(2))
     assert sorted(each.name for each in folder.iterdir()) == ["run.txt", "version-000007"]
 
 
@@ -240,6 +239,29 @@ class Answer:
         return self._method(*args)
 
 
+class Piece:
+    """A reference as Ray's: it is awaited."""
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[None, None, str]:
+        yield from ()
+        return self._value
+
+
+class LostPiece(Piece):
+    """One whose node is gone."""
+
+    def __await__(self) -> Generator[None, None, str]:
+        yield from ()
+        raise ObjectLostError("00", b"", "")
+
+
+def at(version: int, location: str) -> PublishedWeights:
+    return PublishedWeights(version, [Piece(location)])
+
+
 class FakeStore:
     """A weight store in this process, whose newest version can be replaced at any time."""
 
@@ -258,23 +280,34 @@ def follow(transport: FileTransport, store: FakeStore) -> RecordingEngine:
 
 def test_version_that_vanishes_makes_way_for_the_newest(transport: FileTransport) -> None:
     locations = {version: publish(transport, version) for version in (1, 2, 3)}
-    store = FakeStore(*(PublishedWeights(version, locations[version]) for version in (1, 3)))
+    store = FakeStore(*(at(version, locations[version]) for version in (1, 3)))
     engine = follow(transport, store)
     assert engine.version == 3 and not store.reports
     assert_equal(engine.loaded, weights(3))
 
 
+def test_version_lost_with_its_node_makes_way_for_the_newest(
+    transport: FileTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = PublishedWeights(1, [LostPiece("")])
+    assert follow(transport, FakeStore(lost, at(2, publish(transport, 2)))).version == 2
+    monkeypatch.setattr(follower, "FETCH_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(follower, "MISSING_VERSION_SECONDS", 0.1)
+    with pytest.raises(VersionGoneError, match="Version 1 of the weights was lost with the node"):
+        follow(transport, FakeStore(lost))
+
+
 def test_damaged_version_makes_way_for_a_newer_one(transport: FileTransport) -> None:
     locations = {version: publish(transport, version) for version in (1, 2)}
     flip_a_bit(shards(locations[1])[0])
-    store = FakeStore(*(PublishedWeights(version, locations[version]) for version in (1, 2)))
+    store = FakeStore(*(at(version, locations[version]) for version in (1, 2)))
     assert follow(transport, store).version == 2 and not store.reports
 
 
 def test_newest_version_that_is_damaged_is_reported_to_store(transport: FileTransport) -> None:
     location = publish(transport, 1)
     flip_a_bit(shards(location)[0])
-    store = FakeStore(PublishedWeights(1, location))
+    store = FakeStore(at(1, location))
     with pytest.raises(WeightTransportError, match="SHA-256"):
         follow(transport, store)
     assert "SHA-256" in str(store.reports[0])
@@ -289,7 +322,7 @@ def test_newest_version_that_shows_late_is_awaited_with_an_end(
 
     async def show_late() -> int:
         engine = RecordingEngine()
-        store = FakeStore(PublishedWeights(1, location))
+        store = FakeStore(at(1, location))
         fetching = asyncio.create_task(WeightFollower(store, transport, engine, lambda: None).catch_up())
         await asyncio.sleep(0.1)
         assert not fetching.done()
@@ -301,7 +334,7 @@ def test_newest_version_that_shows_late_is_awaited_with_an_end(
     monkeypatch.setattr(follower, "MISSING_VERSION_SECONDS", 0.1)
     shutil.rmtree(location)
     with pytest.raises(VersionGoneError, match=r"not shared with this one.*shared_folder="):
-        follow(transport, FakeStore(PublishedWeights(1, location)))
+        follow(transport, FakeStore(at(1, location)))
 
 
 def test_replica_that_cannot_open_its_transport_reports_it(transport: FileTransport, folder: Path) -> None:

@@ -40,19 +40,37 @@ def test_weights_published_in_another_form_rebuild_no_learner(verl_on_cpu: None)
         fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.tensor)
 
 
+def test_weights_travel_in_the_dtype_of_the_engines() -> None:
+    import torch
+
+    from policies.engines.weights import narrowed
+
+    exact = torch.tensor([1.0, 1 / 3])
+    tensors = [("linear.weight", exact), ("ids", torch.tensor([7])), ("half.weight", exact.half())]
+    there = dict(narrowed(tensors, torch.bfloat16))
+    assert [each.dtype for each in there.values()] == [torch.bfloat16, torch.int64, torch.float16]
+    assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
+    assert [each for _, each in narrowed(tensors, torch.float32)] == [each for _, each in tensors]
+    assert [each for _, each in narrowed(tensors, None)] == [each for _, each in tensors]
+
+
 class Ranks:
     """Stand-ins for the ranks: the schedule is where the last publish was."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self._published = 0
 
     def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None: ...
 
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         self.calls.append((method.__name__, *args))
-        if method is PolicyCalls.publish_weights:
-            return f"place {args[0]}", {"last_epoch": args[0]}
-        return None
+        return {"last_epoch": self._published} if method is PolicyCalls.schedule else None
+
+    def stream(self, method: Callable[..., Any], version: int) -> list[str]:
+        assert method is PolicyCalls.publish_weights
+        self._published = version
+        return [f"piece of {version}"]
 
 
 class StoreOfOneVersion:
@@ -62,10 +80,10 @@ class StoreOfOneVersion:
         self.published: PublishedWeights | None = None
         self.publish, self.newest = SimpleNamespace(remote=self._take), SimpleNamespace(remote=self._tell)
 
-    def _take(self, version: int, location: str) -> None:
+    def _take(self, version: int, pieces: list[Any]) -> None:
         if self.published is not None:
             raise LearnerLostError("A learner rank has died.")
-        self.published = PublishedWeights(version, location)
+        self.published = PublishedWeights(version, pieces)
 
     def _tell(self) -> PublishedWeights | None:
         return self.published
@@ -109,4 +127,4 @@ def test_failed_publish_leaves_schedule_of_version_before(
     with pytest.raises(LearnerLostError):
         group.publish(2)
     assert group.rebuild(RISING, 100, "checkpoint") == 1
-    assert ranks.calls[-1] == ("take_over", PublishedWeights(1, "place 1"), {"last_epoch": 1})
+    assert ranks.calls[-1] == ("take_over", PublishedWeights(1, ["piece of 1"]), {"last_epoch": 1})
