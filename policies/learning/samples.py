@@ -246,8 +246,12 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
 
 
 def is_judged(trajectory: Trajectory) -> bool:
-    """Return whether its reward says anything about the policy: not if infrastructure has spoilt it."""
+    """Return whether its reward says anything about the policy: not if infrastructure has spoilt it, or its
+    time was over before the first turn.
+    """
     reason = trajectory.termination_reason
+    if reason is TerminationReason.TIMEOUT and not trajectory.steps:
+        return False
     return reason is None or not reason.is_infrastructure
 
 

@@ -152,6 +152,8 @@ def test_member_spoilt_by_infrastructure_is_no_signal() -> None:
     assert not has_signal(group(good, other), BROADCAST)
     other.termination_reason = TerminationReason.TIMEOUT
     assert has_signal(group(good, other), BROADCAST)
+    other.steps = []
+    assert not has_signal(group(good, other), BROADCAST), "the world hung before the policy had its turn"
 
 
 def test_with_credit_by_turn_returns_of_turn_are_signal() -> None:
