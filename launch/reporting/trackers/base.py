@@ -27,8 +27,8 @@ class BaseTracker:
     """A place for a run's metrics, and a source of numbers of its own.
 
     A class of one's own is derived from this and chosen by ``run.trackers=[tensorboard,my_module:MyClass]``.
-    It is made without arguments in the run's driver. Whatever it raises is announced, the tracker is not
-    called again, and the run goes on.
+    It is made without arguments in the run's driver, and called in a thread of its own. Whatever it raises is
+    announced, the tracker is not called again, and the run goes on; so, too, if a call takes a minute.
     """
 
     package: str | None = None

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from actors.ray_tools.background import in_background
 from environments.errors import ConfigError
 from environments.named_module import call_own, load_class
 from environments.types import TrajectoryGroup
@@ -23,6 +27,8 @@ TRACKERS = {
     "mlflow": "launch.reporting.trackers.adapters:MLflow",
     "trackio": "launch.reporting.trackers.adapters:Trackio",
 }
+CALL_SECONDS = 60.0
+"""Seconds that a call of a tracker may take, which holds up the run meanwhile."""
 TRACKED = "tracked.jsonl"
 """File with the run's id for trackers, and the steps that each was given."""
 
@@ -53,8 +59,46 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None  # else it is a folder of that name, as wandb makes
 
 
+class TrackerThread:
+    """Thread in which a tracker does all of its work: some libraries want the same one for every call.
+
+    A tracker that hangs, since its server cannot be reached, keeps this thread and not the run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        in_background(self._run, f"tracker {name}")
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, and raise what it raises.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        answer = Future[T]()
+        self._calls.put((work, answer))
+        try:
+            return answer.result(CALL_SECONDS)
+        except TimeoutError:
+            if answer.done():  # it is the tracker's own
+                raise
+            raise TimeoutError(f"it has not answered for {CALL_SECONDS:g} s") from None
+
+    def end(self) -> None:
+        """End the thread when its work is done."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            work, answer = call
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # the caller raises it
+                answer.set_exception(error)
+
+
 class Trackers:
-    """Chosen trackers of a run. One that raises is announced, and not called again.
+    """Chosen trackers of a run. One that raises or hangs is announced, and not called again.
 
     No tracker is given a step twice that cannot forget it: ``tracked.jsonl`` has what each was given, also
     after the checkpoint from which a resumed run goes on.
@@ -74,6 +118,7 @@ class Trackers:
         announce: Callable[[str], None],
     ) -> None:
         self._active, self._announce = dict(chosen), announce
+        self._threads = {name: TrackerThread(name) for name in chosen}
         self._folder, self._last_step = folder, last_step
         self._file = JsonlLog(folder / TRACKED, sys.maxsize if last_step else -1)
         self._given: set[tuple[str, int, str]] = set()
@@ -137,6 +182,8 @@ class Trackers:
         """Close those that have not failed, and announce once more which ones have."""
         for name in list(self._active):
             self._call(name, lambda tracker: tracker.close(), None, is_last=True)
+        for thread in self._threads.values():
+            thread.end()
         self._file.close()
         for text in self._failures.values():
             self._announce(text)
@@ -144,7 +191,7 @@ class Trackers:
     def _call(self, name: str, work: Callable[[BaseTracker], T], otherwise: T, is_last: bool = False) -> T:
         """Return what ``work`` returns, ``otherwise`` if it raises."""
         try:
-            return work(self._active[name])
+            return self._threads[name].call(partial(work, self._active[name]))
         except Exception as error:  # noqa: BLE001  # whatever a tracker raises, the run goes on
             del self._active[name]
             reason = " ".join(str(error).split()).removesuffix(".")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import wait_until
 from own_tracker import OwnTracker
 from shown_programs import LENGTHS
 
@@ -69,6 +72,46 @@ def play(folder: Path, steps: range, last_step: int = 0, **chosen: BaseTracker) 
     for step in steps:
         tracker.step(step, METRICS, groups=GROUPS)
     tracker.close()
+
+
+class OfOneThread(OwnTracker):
+    """Keeps its numbers in a database that one thread may use, as many libraries do."""
+
+    def open(self, run: Any) -> None:
+        self._base = sqlite3.connect(":memory:")
+
+    def log(self, step: int, metrics: Any, histograms: Any) -> None:
+        self._base.execute("select 1")
+        super().log(step, metrics, histograms)
+
+
+class Hanging(OwnTracker):
+    """Waits for a server that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def measure(self, step: int, groups: Any) -> dict[str, float]:
+        return {}
+
+    def log(self, step: int, metrics: Any, histograms: Any) -> None:
+        super().log(step, metrics, histograms)
+        self.answers.wait()
+
+
+def test_tracker_that_hangs_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch.reporting.trackers.chosen.CALL_SECONDS", 0.2)
+    hanging, other = Hanging(), OfOneThread()
+    play(tmp_path, range(1, 4), hanging=hanging, other=other)
+    assert (len(hanging.logged), hanging.num_closed, len(other.logged)) == (1, 0, 3)
+    printed = capsys.readouterr().out
+    assert printed.count("The tracker hanging has failed") == 2, "when it happens, and among the last lines"
+    assert "TimeoutError: it has not answered for 0.2 s" in printed
+    hanging.answers.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("tracker ")])
 
 
 # -- the choice ----------------------------------------------------------------------------------------
