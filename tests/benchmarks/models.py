@@ -29,16 +29,25 @@ def tiny(folder: Path) -> str:
 
 def medium(folder: Path) -> str:
     """175M parameters, untied, with the tiny model's tokenizer; returns its folder."""
+    return _random(folder / "medium", heads=14, layers=14)
+
+
+def large(folder: Path) -> str:
+    """The same with 493M parameters."""
+    return _random(folder / "large", heads=20, layers=20)
+
+
+def _random(folder: Path, heads: int, layers: int) -> str:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = build_tokenizer(CONVERSATIONS)
     config = Qwen3Config(
         vocab_size=8192,
-        hidden_size=896,
-        intermediate_size=3584,
-        num_hidden_layers=14,
-        num_attention_heads=14,
+        hidden_size=64 * heads,
+        intermediate_size=256 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=2048,
@@ -49,6 +58,6 @@ def medium(folder: Path) -> str:
         dtype="float32",
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder / "medium")
-    tokenizer.save_pretrained(folder / "medium")
-    return str(folder / "medium")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -1,9 +1,9 @@
 """Seconds from the call of ``LearnerGroup.publish`` until every replica serves it, and bytes on the way.
 
-    python tests/benchmarks/publish.py [--rounds 5] [--models tiny,medium] [--dtype bfloat16]
+    python tests/benchmarks/publish.py [--models tiny,medium,large] [--dtype bfloat16] [--ranks 2]
 
 Bytes are multiples of the weights' in the engines' dtype: the most that the object store holds, where the
-version before lies too, and the most that the rank adds to its own pages, which no other process shares.
+version before lies too, and the most that one of the learner's ranks adds to memory that is its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import models
@@ -34,20 +34,30 @@ from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig
 
-MODELS = {"tiny": models.tiny, "medium": models.medium}
+MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 REPLICAS = (1, 2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="publications of each row; the median counts")
-    parser.add_argument("--models", default=",".join(MODELS), help="tiny (353k), medium (175M), or both")
+    parser.add_argument("--models", default="tiny,medium", help="of 353k, 175M and 493M weights (large)")
+    parser.add_argument("--ranks", type=int, default=1, help="of the learner")
     parser.add_argument("--dtype", default="float32", help="of the engines: float32 or bfloat16")
     parser.add_argument("--transport", default="object_store", help="as server.weights.transport")
     arguments = parser.parse_args()
     report = Report(
         f"publish by {arguments.transport}: seconds, median of {arguments.rounds}; the engines are idle",
-        ("model", "replicas", "publish()", "until served", "together", "object store", "rank", "all rounds"),
+        (
+            "model",
+            "replicas",
+            "publish()",
+            "until served",
+            "together",
+            "object store",
+            "a rank",
+            "all rounds",
+        ),
     )
     # Never a cluster that happens to run here: its work would be measured too.
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
@@ -57,7 +67,8 @@ def main() -> None:
             transport = make_transport({"transport": arguments.transport}, folder, "training")
             engine = EngineConfig(max_model_tokens=128, options={"dtype": arguments.dtype})
             copy = _num_parameters(Path(model)) * (2 if arguments.dtype == "bfloat16" else 4)
-            for num_replicas, rounds in _publications(model, engine, arguments.rounds, transport):
+            learner = LearnerConfig(num_workers=arguments.ranks)
+            for num_replicas, rounds in _publications(model, engine, learner, arguments.rounds, transport):
                 published, served, total, stored, held = map(statistics.median, zip(*rounds, strict=True))
                 listed = " ".join(f"{each[2]:.2f}" for each in rounds)
                 seconds = f"{published:.2f}", f"{served:.2f}", f"{total:.2f}"
@@ -75,16 +86,12 @@ def _num_parameters(model: Path) -> int:
 
 
 class Peak:
-    """Most bytes of the object store, and added to a process's own, that were seen while the block ran."""
+    """Most bytes that were seen while the block ran: in the object store, and added to the own memory of one
+    of some processes."""
 
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._before = self._own()
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        self._before = {process: _own_bytes(process) for process in processes}
         self.stored = self.held = 0.0
-
-    def _own(self) -> float:
-        memory = self._process.memory_full_info()
-        return float(memory.uss)
 
     def __enter__(self) -> Peak:
         self._over = threading.Event()
@@ -101,19 +108,25 @@ class Peak:
             name = "object_store_memory"
             stored = ray.cluster_resources()[name] - ray.available_resources().get(name, 0.0)
             self.stored = max(self.stored, stored)
-            self.held = max(self.held, self._own() - self._before)
+            self.held = max(self.held, *(_own_bytes(each) - before for each, before in self._before.items()))
+
+
+def _own_bytes(process: psutil.Process) -> float:
+    """Without what lies in memory that processes share, as the object store does."""
+    memory = process.memory_info()
+    return float(memory.rss - memory.shared)
 
 
 def _publications(
-    model: str, engine: EngineConfig, num_rounds: int, transport: WeightTransport
+    model: str, engine: EngineConfig, settings: LearnerConfig, num_rounds: int, transport: WeightTransport
 ) -> Iterator[tuple[int, list[tuple[float, float, float, float, float]]]]:
     """For each number of replicas and round: seconds of ``publish``, from then until served, and both; most
-    bytes of the object store, and those that the rank adds."""
+    bytes of the object store, and those that a rank adds."""
     store = WeightStore.remote(transport)  # type: ignore[attr-defined]
     algorithm = resolve(AlgorithmConfig(), 512)
-    learner = LearnerGroup(model, LearnerConfig(), algorithm, 1, 0, store, engine_dtype=engine.dtype)
+    learner = LearnerGroup(model, settings, algorithm, 1, 0, store, engine_dtype=engine.dtype)
     learner.check_ranks()
-    (rank,) = (each.pid for each in members(below=os.getpid()) if each.role == "learner")
+    ranks = [psutil.Process(each.pid) for each in members(below=os.getpid()) if each.role == "learner"]
     version = 0
     for num_replicas in REPLICAS:
         config = ServerConfig(num_replicas=num_replicas, engine=engine)
@@ -122,7 +135,7 @@ def _publications(
         rounds = []
         for number in range(num_rounds + 1):
             version += 1
-            with Peak(rank) as peak:
+            with Peak(ranks) as peak:
                 start = time.perf_counter()
                 learner.publish(version)
                 published = time.perf_counter()
