@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -53,6 +53,7 @@ class Episode:
     is_over: bool = False
     _reward: float = 0.0
     _connection: Any = None
+    _closing: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
@@ -98,7 +99,7 @@ class Episode:
         if connection is not None:
             with suppress(Exception):  # the server is gone
                 connection.send('{"type": "close"}')
-            connection.close()
+        self._closing.close()
 
     def open(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Send the first message in a new connection; wait while the server has no room for one."""
@@ -106,7 +107,7 @@ class Episode:
         while True:
             self.close()
             self._reward = 0.0
-            self._connection = self._connected()
+            self._connect()
             answer = self._exchange(kind, data, _NO_ROOM)
             if "code" not in answer:
                 return answer
@@ -119,11 +120,13 @@ class Episode:
                 )
             time.sleep(random.uniform(0.05, 0.5))
 
-    def _connected(self) -> Any:
+    def _connect(self) -> None:
         client = foreign("websockets.sync.client", "websockets")
         address = "ws" + address_of(self.server).removeprefix("http") + "/ws"
-        try:  # without pings: a world that holds up its server for long is not dead
-            return client.connect(address, max_size=_MAX_MESSAGE_BYTES, ping_interval=None, close_timeout=2)
+        # Without pings: a world that holds up its server for long is not dead.
+        options = {"max_size": _MAX_MESSAGE_BYTES, "ping_interval": None, "close_timeout": 2}
+        try:
+            self._connection = self._closing.enter_context(client.connect(address, **options))
         except (OSError, foreign("websockets.exceptions", "websockets").WebSocketException) as error:
             raise EnvironmentFailure(f"No OpenEnv server answers at {address}: {error}") from error
 
@@ -195,7 +198,7 @@ class OpenEnvToolEnvironment(ToolEnvironment):
         self, episode: Episode, tools: list[WorldTool], reward_fn: RewardFunction | None = None
     ) -> None:
         self._episode = episode
-        own: list[Any] = [WorldTool(tool.json, episode) for tool in tools]
+        own: list[Any] = [WorldTool(tool.json, tool.is_action, episode) for tool in tools]
         super().__init__(tools=own, reward_fn=reward_fn or _no_verdict, max_steps=1 << 30)
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
@@ -219,11 +222,15 @@ class OpenEnvToolEnvironment(ToolEnvironment):
 
 
 class WorldTool(Tool):
-    """A tool of a world by its schema in OpenAI's shape; it can be called where it has an ``episode``."""
+    """A tool of a world by its schema in OpenAI's shape; it can be called where it has an ``episode``.
 
-    def __init__(self, schema: dict[str, Any], episode: Episode | None = None) -> None:
+    ``is_action`` means that its arguments are the world's action itself, and not those of a tool call.
+    """
+
+    def __init__(self, schema: dict[str, Any], is_action: bool, episode: Episode | None = None) -> None:
         function = schema["function"]
         super().__init__(function["name"], function["description"])
+        self.is_action = is_action
         self._schema, self._episode = schema, episode
 
     @property
@@ -233,10 +240,8 @@ class WorldTool(Tool):
     def forward(self, /, **arguments: Any) -> ToolOutput:
         if self._episode is None:
             raise ConfigError(f"The tool {self.name!r} has no world: give it to an OpenEnvToolEnvironment.")
-        if self.name == ACT:
-            return self._episode.act(ACT, arguments)
         call = {"type": "call_tool", "tool_name": self.name, "arguments": arguments}
-        return self._episode.act(self.name, call)
+        return self._episode.act(self.name, arguments if self.is_action else call)
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,9 @@ def openenv_world(server: str) -> World:
         EnvironmentFailure: the server cannot be reached or started.
     """
     description = str(_fetch(server, "/metadata").get("description") or "")
-    schema = _fetch(server, "/schema")["action"]
+    schema = _fetch(server, "/schema").get("action")
+    if schema is None:
+        raise EnvironmentFailure(f"{server!r} is no OpenEnv server: it has no /schema of its actions.")
     fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
     required = schema.get("required", [])
     if not fields or "tool_name" in fields:
@@ -263,7 +270,8 @@ def openenv_world(server: str) -> World:
     if len(required) == 1 and fields[required[0]].get("type") == "string":
         return World(description, required[0], [])
     parameters = {**schema, "properties": fields}
-    return World(description, None, [_tool(ACT, schema.get("description") or "Take an action.", parameters)])
+    act = _tool(ACT, schema.get("description") or "Take an action.", parameters, is_action=True)
+    return World(description, None, [act])
 
 
 def openenv_tasks(server: str) -> list[Dataset]:
@@ -321,9 +329,9 @@ def _tools_of(server: str) -> list[WorldTool]:
     return [_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools]
 
 
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> WorldTool:
+def _tool(name: str, description: str, parameters: dict[str, Any], is_action: bool = False) -> WorldTool:
     function = {"name": name, "description": description or name, "parameters": parameters}
-    return WorldTool({"type": "function", "function": function})
+    return WorldTool({"type": "function", "function": function}, is_action)
 
 
 def _error_text(content: dict[str, Any]) -> str:
