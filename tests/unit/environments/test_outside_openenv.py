@@ -101,16 +101,17 @@ def test_bad_action_is_answered_and_game_goes_on(echo: str) -> None:
 
 
 def test_full_server_is_waited_for_and_named(echo: str) -> None:
-    first, second = text_world(echo), text_world(echo, capacity_seconds=0.5)
+    first, second, third = text_world(echo), text_world(echo, capacity_seconds=0.5), text_world(echo)
     first.reset()
     with pytest.raises(EnvironmentFailure, match="higher max_concurrent_envs"):
         second.reset()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(text_world(echo).reset)
+        waiting = pool.submit(third.reset)
         time.sleep(1)
         assert not waiting.done()
         first.step("bye")
         assert waiting.result(30)[0] == {"question": "Seed None. Write."}
+    third.close()
 
 
 def test_killed_client_leaves_no_session(echo: str) -> None:
