@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
 from environments.sandbox.process_tree import (
-    KILL_SECONDS,
+    Supervised,
     files_within,
     remove_folder,
     usage_of,
@@ -27,7 +25,6 @@ from environments.sandbox.process_tree import (
 
 MODEL = "policy"
 """Name of the model, for clients that want one; any other name means the same."""
-SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 WATCH_SECONDS = 0.2
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that programs need to start; the others stay here."""
@@ -89,7 +86,7 @@ class PolicyClient:
     def __init__(self, access: Access, is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
         self._access, self._is_async = access, is_async
-        self._programs: set[_Supervised] = set()
+        self._programs: set[Supervised] = set()
         self._is_closed = False
 
     @cached_property
@@ -178,7 +175,7 @@ class PolicyClient:
             variables = {**kept, "HOME": folder, **self.environment, **environment}
             if shutil.which(command[0], path=variables.get("PATH")) is None:
                 raise AgentError(f"The program {command[0]!r} of {list(command)} is not found: install it.")
-            program = _Supervised(command, folder, variables, output)
+            program = Supervised(command, folder, variables, output)
             self._programs.add(program)
             ending.callback(self._programs.discard, program)
             ending.callback(program.end)
@@ -199,37 +196,6 @@ class PolicyClient:
         self._is_closed = True
         for program in list(self._programs):
             program.end()
-
-
-class _Supervised:
-    """A program under a supervisor, which ends with this process at the latest."""
-
-    def __init__(
-        self, command: Sequence[str], folder: str, variables: Mapping[str, str], output: IO[bytes]
-    ) -> None:
-        reading, self._owner = os.pipe()
-        self._lock = threading.Lock()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", SUPERVISOR, str(reading), *command],
-                cwd=folder,
-                env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(reading,),
-                start_new_session=True,
-            )
-        finally:
-            os.close(reading)
-
-    def end(self) -> int:
-        """End it and all that it has started; return the program's exit code. Several threads may call it."""
-        with self._lock:
-            if self._owner >= 0:
-                os.close(self._owner)
-                self._owner = -1
-            return self.process.wait(KILL_SECONDS)
 
 
 def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:

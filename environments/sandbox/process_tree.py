@@ -1,6 +1,7 @@
 """Counts the resources of all processes of a program together, and its files, and ends what it leaves behind.
 
-Used by the sandbox ``local`` and for programs of rollouts: the kernel's own limits are for one process.
+Used by the sandbox ``local``, for programs of rollouts and servers of worlds: the kernel's own limits are
+for one process.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ import logging
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 logger = logging.getLogger(__name__)
 
 KILL_SECONDS = 10.0
 """Seconds that processes have to end after they were killed."""
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TIMES_AT = slice(11, 15)  # in /proc/PID/stat, after the name: its own, and of children it waited for
@@ -204,3 +210,34 @@ def _device_of_shared_memory() -> str:
 
 
 _SHARED_DEVICE = _device_of_shared_memory()
+
+
+class Supervised:
+    """A program under a supervisor, which ends with this process at the latest."""
+
+    def __init__(
+        self, command: Sequence[str], folder: str, variables: Mapping[str, str], output: IO[bytes]
+    ) -> None:
+        reading, self._owner = os.pipe()
+        self._lock = threading.Lock()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", SUPERVISOR, str(reading), *command],
+                cwd=folder,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(reading,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+
+    def end(self) -> int:
+        """End it and all that it has started; return the program's exit code. Several threads may call it."""
+        with self._lock:
+            if self._owner >= 0:
+                os.close(self._owner)
+                self._owner = -1
+            return self.process.wait(KILL_SECONDS)

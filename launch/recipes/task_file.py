@@ -1,4 +1,7 @@
-"""The workload of a file: ``dataset=tasks.jsonl agent=math reward=math``, without a module of one's own."""
+"""The workloads that need no module of one's own: of a file, and of an OpenEnv server.
+
+``dataset=tasks.jsonl agent=math reward=math``, or ``workload=openenv:http://host:8000``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,13 @@ from typing import Any
 
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
+from environments.adapters.openenv import (
+    OpenEnvEnvironment,
+    OpenEnvToolEnvironment,
+    openenv_tasks,
+    openenv_world,
+)
+from environments.adapters.openenv_server import end_server
 from environments.base import BaseEnv
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
@@ -19,6 +29,8 @@ from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
 from policies.agents.answering import CodingAgent, MathAgent, PromptAgent
 from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
+from policies.agents.tool import ToolAgent
 
 AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
     "math": (MathAgent, SingleTurnEnvironment),
@@ -27,6 +39,10 @@ AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
 }
 OUTSIDE = "outside"
 """Name of the agent whose program runs elsewhere."""
+OPENENV = "openenv:"
+"""The beginning of a workload that is an OpenEnv server."""
+NUM_TRAIN_SEEDS, NUM_TEST_SEEDS = 1000, 100
+"""Tasks of an OpenEnv server that lists none."""
 REWARDS: dict[str, RewardFunction] = {
     "math": math_reward_fn,
     "code": code_reward_fn,
@@ -35,7 +51,7 @@ REWARDS: dict[str, RewardFunction] = {
 
 
 def workload_of(config: TrainConfig) -> Workload:
-    """Make the workload that a configuration names: of a file of tasks, or of a module.
+    """Make the workload that a configuration names: of a file of tasks, a module, or an OpenEnv server.
 
     Raises:
         ConfigError: it names both, or neither, or one that cannot be made.
@@ -54,6 +70,8 @@ def workload_of(config: TrainConfig) -> Workload:
             raise ConfigError(
                 f"{name}={value} belongs to a dataset: set dataset=tasks.jsonl, or leave it out."
             )
+    if config.workload is not None and config.workload.startswith(OPENENV):
+        return openenv_workload(config.workload.removeprefix(OPENENV), config.seed)
     return load_workload(config.workload, config.seed)
 
 
@@ -98,6 +116,43 @@ def task_file_workload(
         env_args={"reward_fn": _reward(reward)},
         train_dataset=tasks.shuffle(seed),
         val_dataset=held_out_tasks,
+    )
+
+
+def openenv_workload(server: str, seed: int) -> Workload:
+    """Make the workload of ``server``, as ``Episode`` describes it, and print what is played.
+
+    The tasks are the server's: of its first split for training, else of the first, and the next one is
+    held out, if there is one. Where it lists none, they are seeds.
+
+    Raises:
+        EnvironmentFailure: the server cannot be reached or started.
+    """
+    try:
+        world, tasks = openenv_world(server), openenv_tasks(server)
+    finally:
+        end_server(server)  # each process that plays has its own
+    if not tasks:
+        rows = [{"seed": number} for number in range(NUM_TRAIN_SEEDS + NUM_TEST_SEEDS)]
+        tasks = [
+            Dataset(rows[:NUM_TRAIN_SEEDS], split="train"),
+            Dataset(rows[NUM_TRAIN_SEEDS:], split="test"),
+        ]
+    training, held_out = tasks[0], tasks[min(1, len(tasks) - 1)]
+    text = world.text_field
+    sys.stdout.write(
+        f"{OPENENV}{server}: {len(training)} tasks of the split {training.split!r} to train on, "
+        f"{len(held_out)} of {held_out.split!r} for evaluations; the agent "
+        + (f"writes {text!r}.\n" if text else f"calls {', '.join(tool.name for tool in world.tools)}.\n")
+    )
+    own = {"text_field": text} if text else {"tools": world.tools}
+    return Workload(
+        agent_class=GameAgent if text else ToolAgent,
+        agent_args={} if text else {"tools": world.tools},
+        env_class=OpenEnvEnvironment if text else OpenEnvToolEnvironment,
+        env_args={"server": server, "instructions": world.description, **own},
+        train_dataset=training.shuffle(seed),
+        val_dataset=held_out,
     )
 
 

@@ -258,7 +258,8 @@ class TrainConfig:
     """All settings of ``python -m launch.train``."""
 
     workload: str | None = None
-    """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks."""
+    """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks; or
+    an OpenEnv server: openenv:http://host:8000, or openenv: and a command that serves at a PORT."""
     dataset: str | None = None
     """File of tasks (.json, .jsonl, .csv, .parquet), or name or name/split of a registered data set, instead
     of a workload. Its question and its right answer are found by their columns' common names, as printed."""

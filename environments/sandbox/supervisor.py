@@ -1,4 +1,4 @@
-"""Supervisor of a rollout's program: a process that ends the program, with all that it has started.
+"""Supervisor of a program: a process that ends the program, with all that it has started.
 
 It does so when the program has ended, and when the process that has started it closes its end of a pipe: also
 by its death, however that comes. Orphans become children of the supervisor, so none gets away.

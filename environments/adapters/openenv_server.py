@@ -1,0 +1,93 @@
+"""Servers of OpenEnv: their addresses, and those that this process starts by a command.
+
+A server that was started ends with this process, however that ends, with all that it has started itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+from environments.errors import ConfigError, EnvironmentFailure
+from environments.sandbox.process_tree import Supervised
+
+START_SECONDS = 300.0
+"""Seconds within which a server that was started has to answer."""
+_ADDRESS = re.compile(r"(?:http|ws)(s?://\S+)")
+_PORT = re.compile(r"\bPORT\b")
+_LOG_BYTES = 2000
+
+
+class _StartedServer(NamedTuple):
+    program: Supervised
+    address: str
+
+
+_servers: dict[tuple[int, str], _StartedServer] = {}
+"""Keys are the process that started them, which a fork of it is not, and their commands."""
+_lock = threading.Lock()
+
+
+def address_of(server: str) -> str:
+    """Return the address of a server by HTTP; a command starts one, once in a process.
+
+    Raises:
+        ConfigError: ``server`` is neither an address nor a command with the word PORT.
+        EnvironmentFailure: the command has ended, or does not serve in ``START_SECONDS``.
+    """
+    if match := _ADDRESS.fullmatch(server):
+        return f"http{match[1]}".rstrip("/")
+    key = (os.getpid(), server)
+    with _lock:
+        if key not in _servers or _servers[key].program.process.poll() is not None:
+            _servers[key] = _start(server)
+        return _servers[key].address
+
+
+def end_server(server: str) -> None:
+    """End the server that this process has started by the command ``server``, if it has."""
+    with _lock:
+        started = _servers.pop((os.getpid(), server), None)
+    if started is not None:
+        started.program.end()
+
+
+def _start(command: str) -> _StartedServer:
+    if not _PORT.search(command):
+        raise ConfigError(
+            f"The OpenEnv server {command!r} is neither an address, such as http://host:8000, nor a command "
+            "with the word PORT, such as uvicorn my_world.app:app --port PORT."
+        )
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    words = [_PORT.sub(str(port), word) for word in shlex.split(command)]
+    with tempfile.TemporaryFile() as log:
+        started = _StartedServer(Supervised(words, os.getcwd(), os.environ, log), f"http://127.0.0.1:{port}")
+        try:
+            _wait_until_healthy(started, command, log)
+        except BaseException:  # also the time limit of a rollout
+            started.program.end()
+            raise
+    return started
+
+
+def _wait_until_healthy(started: _StartedServer, command: str, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while started.program.process.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(f"{started.address}/health", timeout=10):
+            return
+        time.sleep(0.1)
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+    raise EnvironmentFailure(
+        f"The command {command!r} has ended, or has not answered {started.address}/health within "
+        f"{START_SECONDS:g} s. Check that it runs by itself on this machine. Its output ends with:\n"
+        + log.read().decode(errors="replace")
+    )
