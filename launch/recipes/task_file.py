@@ -1,20 +1,31 @@
-"""The workload of a file: ``dataset=tasks.jsonl agent=math reward=math``, without a module of one's own."""
+"""The workload of a file: ``dataset=tasks.jsonl agent=math reward=math``, or ``demonstrations=chats.jsonl``,
+without a module of one's own."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
 from environments.base import BaseEnv
+from environments.data.conversation_file import read_conversations
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import named_columns
 from environments.errors import ConfigError
 from environments.named_module import load_class, load_module
-from environments.rewards import RewardFunction, code_reward_fn, math_reward_fn, search_reward_fn
+from environments.rewards import (
+    RewardFunction,
+    RewardOutput,
+    code_reward_fn,
+    math_reward_fn,
+    search_reward_fn,
+)
+from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
 from policies.agents.answering import CodingAgent, MathAgent, PromptAgent
@@ -35,12 +46,45 @@ REWARDS: dict[str, RewardFunction] = {
 
 
 def workload_of(config: TrainConfig) -> Workload:
-    """Make the workload that a configuration names: of a file of tasks, or of a module.
+    """Make the workload that a configuration names: of a file of tasks, or of a module, with the
+    demonstrations of another file if it names one.
 
     Raises:
         ConfigError: it names both, or neither, or one that cannot be made.
-        DatasetError: the file cannot be read, or lacks a question.
+        DatasetError: a file cannot be read, or lacks a question or an answer.
     """
+    if config.demonstrations is None:
+        return _tasks_of(config)
+    conversations, sentence = read_conversations(Path(config.demonstrations))
+    sys.stdout.write(f"{sentence}\n")
+    if config.workload is None and config.dataset is None:
+        return conversation_workload(conversations)
+    return replace(_tasks_of(config), demonstrations=conversations)
+
+
+def conversation_workload(conversations: list[list[Message]]) -> Workload:
+    """The workload of conversations to imitate: what stands before their first answers are its tasks, and
+    nobody judges other answers to them.
+    """
+    asked = [
+        list(takewhile(lambda message: message["role"] != "assistant", messages))
+        for messages in conversations
+    ]
+    return Workload(
+        agent_class=PromptAgent,
+        env_class=SingleTurnEnvironment,
+        env_args={"reward_fn": unjudged},
+        train_dataset=Dataset({"messages": each} for each in asked),
+        demonstrations=conversations,
+    )
+
+
+def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
+    """A reward of 0, whatever the answer."""
+    return RewardOutput(reward=0.0)
+
+
+def _tasks_of(config: TrainConfig) -> Workload:
     own = {"held_out": config.held_out, "agent": config.agent, "reward": config.reward}
     if config.dataset is not None:
         if config.workload is not None:

@@ -100,9 +100,14 @@ class WarmStartConfig:
     """Supervised learning on the workload's demonstrations, before the first rollout."""
 
     num_steps: int = setting(0, at_least=0)
-    """Optimizer steps; 0 means no warm start."""
+    """Optimizer steps; 0 means no warm start, unless warm_start.num_epochs says how many there are."""
+    num_epochs: int = setting(0, at_least=0)
+    """Passes over the demonstrations, instead of a number of steps."""
     batch_size: int = setting(32, at_least=1)
-    """Demonstrations per optimizer step."""
+    """Demonstrations per optimizer step. All are taken once, in a random order, before one comes again."""
+    held_out_share: float = setting(0.0, at_least=0, below=1)
+    """Share of the demonstrations, chosen at random, that is not learned from: its loss is measured before
+    the first step, and ten times in the course of the stage. It rises when the policy learns by heart."""
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"lr": 3e-3, "warmup_steps": 20, "min_lr_ratio": 0.1}
     )
@@ -267,6 +272,10 @@ class TrainConfig:
     agent: str | None = None
     """Agent that shows the questions of the dataset: math, code, messages (which shows them as they are), or
     your own as "module:Class". With null: messages where they are conversations, else math."""
+    demonstrations: str | None = None
+    """File of conversations (.json, .jsonl, .csv, .parquet) for the stage warm_start, in the place of the
+    workload's demonstrations. Without a workload or a dataset the run has the settings of recipe=sft, and
+    imitates them, without an engine. Its columns are found by their common names, as printed."""
     reward: str | None = None
     """The judge of the answers to the dataset: math, code, search, or your own as "module:function"."""
     seed: int = setting(0, at_least=0, below=2**63)
@@ -294,6 +303,13 @@ def without_training(config: TrainConfig) -> TrainConfig:
     """The configuration of a command that serves a model and trains none: it has no learner."""
     learner = replace(config.learner, num_workers=0, device="cpu")
     return replace(config, learner=learner, evaluation=EvaluationConfig())
+
+
+def without_rollouts(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run that learns and plays nothing: it has no engine and no rollout actor."""
+    server = replace(config.server, num_replicas=0, max_replicas=None)
+    fleet = replace(config.fleet, num_actors=0, max_actors=None)
+    return replace(config, server=server, fleet=fleet, evaluation=EvaluationConfig())
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:

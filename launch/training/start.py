@@ -65,6 +65,7 @@ def start(
     ending: ExitStack,
 ) -> TrainingLoop:
     """Start everything that the run needs. Engines and fleet start in the background: nothing waits for them.
+    A run that plays nothing has neither: its ``config`` is one of ``parts_needed``.
 
     Args:
         lock: of the run's folder.
@@ -85,12 +86,11 @@ def start(
         tracker.announce(notice)
     algorithm = algorithm_of(config)
     store = weight_store(config, state, "training", ending, end)
-    source: RolloutSource
-    evaluator = None
     if config.run.replay is not None:
         check_tokenizer(Path(config.run.replay), model_path)
-        source = RecordedRollouts(Path(config.run.replay))
-    else:
+    source: RolloutSource = RecordedRollouts(Path(config.run.replay or state.directory))  # or of nothing
+    evaluator = None
+    if config.server.num_replicas:
         pinned = None
         services.append(rollout_service(config, config.server, workload, model_path, store))
         source = services[0].stream

@@ -162,3 +162,15 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
             "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
             "set model.path to a Hugging Face name or folder."
         )
+
+
+def check_shapes(config: TrainConfig, workload: Workload) -> None:
+    """The model's chat template takes what a file has to imitate. Raises ``DatasetError``."""
+    from policies.chat import ChatRenderer, load_tokenizer
+    from policies.learning.demonstrations import check_demonstrations
+
+    if config.demonstrations is not None and config.model.path is not None:
+        tokenizer = load_tokenizer(model_folder(config.model.path))
+        check_demonstrations(
+            ChatRenderer(tokenizer, config.model.chat_template_kwargs), workload.demonstrations
+        )
