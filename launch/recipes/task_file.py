@@ -4,6 +4,7 @@ without a module of one's own."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -102,13 +103,13 @@ def _tasks_of(config: TrainConfig) -> Workload:
 
 
 def task_file_workload(
-    dataset: str, held_out: str | None, agent: str | None, reward: str | None, seed: int
+    dataset: str, held_out: str | Mapping[str, str] | None, agent: str | None, reward: str | None, seed: int
 ) -> Workload:
     """Make the workload of a file, or of a registered data set, and print what of its columns is used.
 
     Args:
         dataset: a file, or ``name`` or ``name/split`` of the ``DatasetRegistry``.
-        held_out: the same, for evaluations.
+        held_out: the same, for evaluations, or several by their names.
         agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
             else ``math``. "outside", "outside:PORT" or "outside:HOST:PORT" hands the tasks to programs
             elsewhere.
@@ -121,7 +122,11 @@ def task_file_workload(
     tasks = _tasks("dataset", dataset)
     are_conversations = "messages" in tasks[0]
     agent = agent or ("messages" if are_conversations else "math")
-    held_out_tasks = None if held_out is None else _tasks("held_out", held_out)
+    held_out_tasks: Dataset | dict[str, Dataset] | None = None
+    if isinstance(held_out, Mapping):
+        held_out_tasks = {name: _tasks("held_out", each) for name, each in held_out.items()}
+    elif held_out is not None:
+        held_out_tasks = _tasks("held_out", held_out)
     if agent.partition(":")[0] == OUTSIDE:
         return Workload(
             rollout=_outside(agent, reward), train_dataset=tasks.shuffle(seed), val_dataset=held_out_tasks

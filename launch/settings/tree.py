@@ -68,8 +68,9 @@ class RunConfig:
     weights than this learner's have sampled them, however old they are: nothing corrects that unless
     algorithm.correction is set."""
     best_metric: str | None = None
-    """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
-    policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
+    """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean, or
+    eval/code/reward_mean of the held-out tasks that are named code. Every evaluated policy is then
+    checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
     trackers: list[str] = setting(["tensorboard"])
     """Programs that get the metrics too, beside run.directory/metrics.jsonl: tensorboard, wandb, mlflow,
     trackio, or your own as "module:Class". Without a key or a server in their variables (WANDB_API_KEY,
@@ -233,7 +234,7 @@ class EvaluationConfig:
     every: int = setting(0, at_least=0)
     """Updates between two evaluations; 0 evaluates before the first and after the last update only."""
     num_tasks: int = setting(200, at_least=1)
-    """Tasks of an evaluation: the first ones of the validation set."""
+    """Tasks of an evaluation: the first ones of the validation set, of each where there are several."""
     rollouts_per_task: int = setting(1, at_least=1, at_most=10_000)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
     temperature: float | None = setting(None, at_least=0, at_most=2)
@@ -267,8 +268,9 @@ class TrainConfig:
     dataset: str | None = None
     """File of tasks (.json, .jsonl, .csv, .parquet), or name or name/split of a registered data set, instead
     of a workload. Its question and its right answer are found by their columns' common names, as printed."""
-    held_out: str | None = None
-    """The same, for evaluations."""
+    held_out: Any = None
+    """The same, for evaluations, or several by their names: {math: math500, code: code.jsonl}, whose metrics
+    are eval/math/reward_mean and the like, beside eval/reward_mean of all."""
     agent: str | None = None
     """Agent that shows the questions of the dataset: math, code, messages (which shows them as they are), or
     your own as "module:Class". With null: messages where they are conversations, else math."""

@@ -99,8 +99,8 @@ def start(
             pinned = weight_store(config, state, "evaluation", ending, end)
             services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
             end(services[1].stop)
-        if workload.val_dataset is not None:
-            evaluator = Evaluator(config, workload.val_dataset, services[-1], store, pinned)
+        if workload.held_out:
+            evaluator = Evaluator(config, workload.held_out, services[-1], store, pinned)
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,7 @@ class AgentTrainer:
         config: the OmegaConf tree that ``@hydra.main`` hands over, a ``TrainConfig``, a dict such as
             ``{"run.num_steps": 3}``, a list such as ``["run.num_steps=3"]``, or ``None`` for the defaults.
         train_dataset: tasks to train on.
-        val_dataset: held-out tasks to measure success with.
+        val_dataset: held-out tasks to measure success with, or several sets of them by their names.
         agent_args: keyword arguments of the agent.
         env_args: keys added to each task for ``from_dict``.
         rollout: instead of the two classes, a function of a task and a client that calls the policy by that
@@ -63,7 +64,7 @@ class AgentTrainer:
         env_class: type[BaseEnv] | None = None,
         config: Any = None,
         train_dataset: Dataset | None = None,
-        val_dataset: Dataset | None = None,
+        val_dataset: Dataset | Mapping[str, Dataset] | None = None,
         agent_args: dict[str, Any] | None = None,
         env_args: dict[str, Any] | None = None,
         rollout: RolloutFunction | None = None,

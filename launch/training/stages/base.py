@@ -91,7 +91,7 @@ def parts_needed(config: TrainConfig, stages: Sequence[Stage], workload: Workloa
     """The configuration of what a run starts: without engines and rollout actors where it plays nothing, for
     a stage, an evaluation or the clients of its server.
     """
-    plays = config.server.http_port is not None or workload.val_dataset is not None
+    plays = config.server.http_port is not None or bool(workload.held_out)
     plays = plays or any(stage.rolls_out for stage in stages)
     return config if plays and config.run.replay is None else without_rollouts(config)
 

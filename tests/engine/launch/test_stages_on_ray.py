@@ -14,8 +14,8 @@ from machine import wait_until
 from test_train_on_ray import comparable, small_run, weights
 
 from launch.health.inspection import processes_here
-from launch.reporting.tracker import read_metrics
 from launch.recipes.task_file import workload_of
+from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.lock import LOCK
