@@ -18,8 +18,10 @@ from launch.settings.compose import as_train_config
 from launch.settings.tree import TrainConfig, algorithm_of
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-SHOWN = ("seed", "stages", "workload", "run.num_steps", "warm_start", "preferences", "expert_iteration")
-SHOWN += ("algorithm", "rollout", "selection", "learner", "evaluation")
+SHOWN = (
+    *("seed", "stages", "workload", "run.num_steps", "warm_start", "preferences", "expert_iteration"),
+    *("algorithm", "rollout", "selection", "learner", "evaluation"),
+)
 """Settings of the card: those of machines, addresses and folders are nobody's business."""
 STAGE_FILES = ("warm_start.jsonl", "preferences.jsonl")
 """Files of a run with the losses of its stages without rollouts."""
