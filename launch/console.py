@@ -12,7 +12,7 @@ COMMANDS = {
     "evaluate": "measure a model on held-out tasks",
     "serve": "serve a policy to OpenAI clients",
     "view": "look at runs and their trajectories in the browser",
-    "export": "write the trajectories of a run as a table, or as logs of Inspect",
+    "export": "write the trajectories of a run for other programs, or its policy to the hub",
     "play": "play one episode in the terminal, with you as the model",
     "status": "say what the parts of a run wait for, and which one holds it up",
     "scale": "change the number of rollout actors or replicas while a run goes on",

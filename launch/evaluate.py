@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +44,8 @@ def evaluate(config: TrainConfig) -> None:
     check_evaluated_workload(config, workload)
     model_path = model_folder(config.model.path)
     check_loadable(model_path, config.model.chat_template_kwargs)
-    tasks = held_out_tasks(config, workload)
+    sets = held_out_sets(config, workload)
+    tasks = Dataset(task for each in sets.values() for task in each)
     path = results_file(config)
     if path.exists():
         sys.stdout.write(f"Results in {path} are not played again: delete it to begin anew.\n")
@@ -55,6 +56,7 @@ def evaluate(config: TrainConfig) -> None:
     )
     trajectories = roll_out(config, workload, tasks, model_path, path)
     report(trajectories)
+    report_sets({name: len(each) for name, each in sets.items()}, trajectories)
     for trajectory in best_and_worst(trajectories, 2 if sys.stdout.isatty() else 0):
         sys.stdout.write(f"{trajectory.rollout_id}:\n{conversation(trajectory)}\n")
     sys.stdout.write(f"Trajectories: {path}\n")
@@ -84,13 +86,14 @@ def check_evaluated_workload(config: TrainConfig, workload: Workload) -> None:
     """
     check_classes(workload)
     check_tool_parsers(config, workload)
-    try_first_task(workload, check_held_out_tasks(workload))
+    for tasks in check_held_out_tasks(workload).values():
+        try_first_task(workload, tasks)
 
 
-def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
-    """The first ``evaluation.num_tasks`` tasks, each ``evaluation.rollouts_per_task`` times."""
-    tasks = check_held_out_tasks(workload)
-    return tasks[: config.evaluation.num_tasks].repeat(config.evaluation.rollouts_per_task)
+def held_out_sets(config: TrainConfig, workload: Workload) -> dict[str, Dataset]:
+    """The first ``evaluation.num_tasks`` tasks of each set, each ``evaluation.rollouts_per_task`` times."""
+    number, times = config.evaluation.num_tasks, config.evaluation.rollouts_per_task
+    return {name: tasks[:number].repeat(times) for name, tasks in check_held_out_tasks(workload).items()}
 
 
 def results_file(config: TrainConfig) -> Path:
@@ -168,6 +171,26 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     sys.stdout.write(f"ended: {ended}\n")
     if errors:
         sys.stdout.write(f"{len(errors)} rollouts failed, the first with: {errors[0]}\n")
+
+
+def report_sets(sizes: Mapping[str, int], trajectories: Sequence[Trajectory]) -> None:
+    """Print success and reward of each set that has a name.
+
+    Args:
+        sizes: numbers of rollouts of the sets, in the order of ``trajectories``.
+    """
+    first = 0
+    for name, size in sizes.items():
+        part = trajectories[first : first + size]
+        first += size
+        rewards = [each.reward for each in part if is_judged(each)]
+        if not name or not rewards:
+            continue
+        correct = sum(each.succeeded for each in part)
+        sys.stdout.write(
+            f"{name}: success {correct / size:.3f} ({correct} of {size} rollouts), mean reward "
+            f"{sum(rewards) / len(rewards):.3f}\n"
+        )
 
 
 COMMAND = Command(

@@ -1,4 +1,5 @@
 """``python -m launch.export runs/a --parquet a.parquet --inspect``: a run's trajectories, for other programs.
+``--hub OWNER/NAME`` puts its newest policy on the Hugging Face hub.
 
 A row of the parquet table is a turn: what was said, its reward and advantage, and its tokens with
 log-probabilities and versions. Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or
@@ -9,6 +10,9 @@ our libraries, so look at them from an environment of its own:
 
     python -m venv ~/inspect && ~/inspect/bin/pip install inspect_ai
     ~/inspect/bin/inspect view --log-dir runs/a/inspect
+
+--hub needs a token that may write, in HF_TOKEN or of `hf auth login`. The model is private unless --public is
+set. The hub gets weights, tokenizer and a model card that is made from the run, and no trajectory.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +33,10 @@ from environments.command_name import command_name
 from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.inspect_log import InspectLog, written_at
+from launch.reporting.model_card import HUB_NAME, model_card
+from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
+from launch.run_folder.model_paths import HUGGINGFACE
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
@@ -38,6 +46,9 @@ from launch.run_folder.trajectory_log import (
     read_kept,
     trajectory_path,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 SCHEMA = pa.schema(
     [
@@ -117,6 +128,62 @@ def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
     return num_trajectories, len(steps)
 
 
+def hub_of(name: str) -> HfApi:
+    """The hub, to which ``name`` can be written.
+
+    Raises:
+        ConfigError: the name is none of a model's, or there is no token.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    if not HUB_NAME.fullmatch(name):
+        raise ConfigError(f"--hub {name!r} is no name of a model on the hub: write OWNER/NAME.")
+    if (token := get_token()) is None:
+        raise ConfigError(
+            "--hub needs a token of the Hugging Face hub that may write, and there is none: set HF_TOKEN, or "
+            "log in by `hf auth login`."
+        )
+    return HfApi(token=token)
+
+
+def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
+    """Put the newest policy of ``run`` on the hub with its card; return its address.
+
+    Raises:
+        ConfigError: the run has no checkpoint, or the hub has this model already, for all to see, and
+            ``public`` was not set.
+        TroupeError: the hub does not take it.
+    """
+    from httpx import HTTPError
+
+    checkpoint = CheckpointFolder(run, kept=1).latest()
+    if checkpoint is None:
+        raise ConfigError(f"{run} has no checkpoint to put on the hub: name the folder of a run.")
+    card = model_card(run, checkpoint, name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for file in (checkpoint / HUGGINGFACE).iterdir():
+            (folder / file.name).symlink_to(file.resolve())
+        (folder / "README.md").unlink(missing_ok=True)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        try:
+            address = hub.create_repo(name, private=not public, exist_ok=True)
+            if not public and not hub.model_info(name).private:
+                raise ConfigError(
+                    f"--hub {name} is on the hub already, where all can see it: add --public to write there, "
+                    "or choose another name."
+                )
+            hub.upload_folder(
+                repo_id=name, folder_path=folder, commit_message=f"Add {checkpoint.name} of a Troupe run"
+            )
+        except HTTPError as error:
+            reason = " ".join(str(error).split())
+            raise TroupeError(
+                f"The hub has not taken {name} ({reason}): check that HF_TOKEN may write there."
+            ) from error
+    return str(address)
+
+
 def _steps(run: Path) -> list[tuple[str, int]]:
     """The updates and the evaluations whose trajectories ``run`` has kept."""
     steps = [(kind, step) for kind in (TRAIN, EVALUATION) for step in kept_steps(run, kind)]
@@ -176,11 +243,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--inspect-folder", type=Path, metavar="FOLDER", help="where they go instead of inspect/ of the run"
     )
+    parser.add_argument("--hub", metavar="OWNER/NAME", help="put the newest policy on the Hugging Face hub")
+    parser.add_argument("--public", action="store_true", help="let all see it there")
     options = parser.parse_args(arguments)
     inspect = options.inspect or options.inspect_folder is not None
-    if options.parquet is None and not inspect:
-        parser.error("nothing to write: add --parquet FILE, --inspect or both")
+    if options.parquet is None and not inspect and options.hub is None:
+        parser.error("nothing to write: add --parquet FILE, --inspect or --hub OWNER/NAME")
+    if options.public and options.hub is None:
+        parser.error("--public is for --hub OWNER/NAME: add that, or leave it out")
     try:
+        hub = None if options.hub is None else hub_of(options.hub)
         if options.parquet is not None:
             num_rows = export_parquet(options.run, options.parquet)
             sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
@@ -188,6 +260,8 @@ def main(arguments: list[str]) -> int:
             folder = options.inspect_folder or options.run / "inspect"
             num_trajectories, num_logs = export_inspect(options.run, folder)
             sys.stdout.write(f"{num_trajectories} trajectories in {num_logs} logs: {folder}\n")
+        if hub is not None:
+            sys.stdout.write(f"{export_hub(options.run, options.hub, options.public, hub)}\n")
     except TroupeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ class Workload:
 
     ``rollout`` is a function that solves a task by itself, instead of both classes.
 
+    ``val_dataset`` are held-out tasks, or several sets of them by their names: metrics of the set ``code``
+    are ``eval/code/...``, those of all sets together ``eval/...``.
+
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
     tokenizer is made from. ``preferences`` are pairs of a better and a worse continuation, for the stage of
     this name; ``policies.read_preferences`` reads a file of them. ``task_from_message`` makes the task that a
@@ -34,13 +37,20 @@ class Workload:
     env_class: type[BaseEnv] | None = None
     rollout: RolloutFunction | None = None
     train_dataset: Dataset
-    val_dataset: Dataset | None = None
+    val_dataset: Dataset | Mapping[str, Dataset] | None = None
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()
     preferences: Sequence[Preference] = ()
     task_from_message: Callable[[str], dict[str, Any]] | None = None
     description: str = "Answers a message with a whole episode."
+
+    @property
+    def held_out(self) -> Mapping[str, Dataset]:
+        """The sets of held-out tasks by their names; one alone has the empty name."""
+        if self.val_dataset is None:
+            return {}
+        return self.val_dataset if isinstance(self.val_dataset, Mapping) else {"": self.val_dataset}
 
     @property
     def pair(self) -> Pair:

@@ -77,7 +77,7 @@ class ChatRenderer:
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, Guard(tokenizer), chat_template_kwargs or {})
+        self.template = ChatTemplate(tokenizer, Guard(tokenizer), chat_template_kwargs or {})
         self._encoder = PieceEncoder(tokenizer)
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
@@ -93,7 +93,7 @@ class ChatRenderer:
 
         if unseen := self.unseen(request.messages, request.tools):
             raise AgentError(
-                f"The chat template of {self._template.name!r} shows no {unseen}: let messages of a role "
+                f"The chat template of {self.template.name!r} shows no {unseen}: let messages of a role "
                 "that it shows hold their texts, as ToolAgent(tools_in='system') does for tools."
             )
         limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
@@ -107,7 +107,7 @@ class ChatRenderer:
             ) from error
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
-                f"The chat template of {self._template.name!r} rejects the agent's messages "
+                f"The chat template of {self.template.name!r} rejects the agent's messages "
                 f"({self.rejected(request.messages, request.tools)}: {error}): change their roles, order or "
                 "content as it expects."
             ) from error
@@ -130,7 +130,7 @@ class ChatRenderer:
         Raises:
             PromptTooLongError: ``max_tokens`` cannot hold it. It may still have more than these.
         """
-        text = self._template.render(messages, tools)
+        text = self.template.render(messages, tools)
         if max_tokens is not None:
             self.check_length(text, max_tokens)
         extended = None if previous is None else self._extend(previous, text)
@@ -142,17 +142,17 @@ class ChatRenderer:
         """The prompt [P] that ends with the text of the last message, as it stands, and the mark of the
         thought that this text leaves open. Raises as ``prompt_ids`` does.
         """
-        begun, text = self._template.render_open(messages, tools)
+        begun, text = self.template.render_open(messages, tools)
         self.check_length(begun + text, max_tokens)
         return self.encode(begun + text), open_mark(with_opening(begun, text))
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
         """Return what the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
-        return self._template.unseen(messages, tools)
+        return self.template.unseen(messages, tools)
 
     def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         """Return which message the chat template does not take, where it rejects a conversation."""
-        return self._template.rejected(messages, tools)
+        return self.template.rejected(messages, tools)
 
     def for_client(self, chat_template_kwargs: Mapping[str, Any]) -> ChatRenderer:
         """A renderer of a client's conversations, whose texts name no control token in any role.
@@ -166,13 +166,13 @@ class ChatRenderer:
         if not chat_template_kwargs:
             return self._of_clients
         renderer = copy.copy(self)  # not made anew: the model's files would be read again
-        renderer._template = self._template.for_client(chat_template_kwargs)
+        renderer.template = self.template.for_client(chat_template_kwargs)
         return renderer
 
     @functools.cached_property
     def _of_clients(self) -> ChatRenderer:
         renderer = copy.copy(self)  # kept, with what it knows of its template
-        renderer._template = self._template.for_client({})
+        renderer.template = self.template.for_client({})
         return renderer
 
     def check_length(self, text: str, max_tokens: int) -> None:
@@ -196,7 +196,7 @@ class ChatRenderer:
     @property
     def chat_template(self) -> str:
         """The text of the template; of all of them where the tokenizer has several."""
-        return self._template.text
+        return self.template.text
 
     @property
     def eos_token_id(self) -> int:
@@ -215,7 +215,7 @@ class ChatRenderer:
         """
         before = itertools.takewhile(lambda message: message["role"] != "assistant", messages)
         answer = {"role": "assistant", "content": PROBE}
-        text = self._template.render([*before, answer], None, for_an_answer=False)
+        text = self.template.render([*before, answer], None, for_an_answer=False)
         ids = self.encode(text.rpartition(PROBE)[2])
         added = self._tokenizer.added_tokens_decoder
         names = [index for index, each in enumerate(ids) if each in added and added[each].content.strip()]
@@ -269,7 +269,7 @@ class ChatRenderer:
         if not completion.completion_ids:
             return None
         said = self._answer(completion.completion_ids)
-        known = self._template.render(previous.messages, previous.tools) + said
+        known = self.template.render(previous.messages, previous.tools) + said
         if not text.startswith(known):
             return None
         new_ids = self.encode(text[len(known) :])

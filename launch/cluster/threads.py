@@ -27,7 +27,7 @@ def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
         num_cores //= 2
     if learner.num_threads is None:
         learner = replace(learner, num_threads=max(1, num_cores // max(1, learner.num_workers)))
-    num_engines = config.server.most_replicas + len(config.server.versions)
+    num_engines = max(1, config.server.most_replicas + len(config.server.versions))
     if engine.num_threads is None and "num_threads" in engine_class(engine).settings:
         engine = replace(engine, options=engine.options | {"num_threads": max(1, num_cores // num_engines)})
     return replace(config, learner=learner, server=replace(config.server, engine=engine))

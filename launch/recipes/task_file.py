@@ -1,11 +1,15 @@
-"""The workloads that need no module of one's own: of a file, and of an OpenEnv server.
+"""The workloads that need no module of one's own: of files, and of an OpenEnv server.
 
-``dataset=tasks.jsonl agent=math reward=math``, or ``workload=openenv:http://host:8000``.
+``dataset=tasks.jsonl agent=math reward=math``, ``demonstrations=chats.jsonl``, or
+``workload=openenv:http://host:8000``.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,20 @@ from environments.adapters.openenv import (
 )
 from environments.adapters.openenv_server import end_server
 from environments.base import BaseEnv
+from environments.data.conversation_file import read_conversations
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import named_columns
 from environments.errors import ConfigError
 from environments.named_module import load_class, load_module
-from environments.rewards import RewardFunction, code_reward_fn, math_reward_fn, search_reward_fn
+from environments.rewards import (
+    RewardFunction,
+    RewardOutput,
+    code_reward_fn,
+    math_reward_fn,
+    search_reward_fn,
+)
+from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
 from policies.agents.answering import CodingAgent, MathAgent, PromptAgent
@@ -51,12 +63,45 @@ REWARDS: dict[str, RewardFunction] = {
 
 
 def workload_of(config: TrainConfig) -> Workload:
-    """Make the workload that a configuration names: of a file of tasks, a module, or an OpenEnv server.
+    """Make the workload that a configuration names: of a file of tasks, of a module, or of an OpenEnv server,
+    with the demonstrations of another file if it names one.
 
     Raises:
         ConfigError: it names both, or neither, or one that cannot be made.
-        DatasetError: the file cannot be read, or lacks a question.
+        DatasetError: a file cannot be read, or lacks a question or an answer.
     """
+    if config.demonstrations is None:
+        return _tasks_of(config)
+    conversations, sentence = read_conversations(Path(config.demonstrations))
+    sys.stdout.write(f"{sentence}\n")
+    if config.workload is None and config.dataset is None:
+        return conversation_workload(conversations)
+    return replace(_tasks_of(config), demonstrations=conversations)
+
+
+def conversation_workload(conversations: list[list[Message]]) -> Workload:
+    """The workload of conversations to imitate: what stands before their first answers are its tasks, and
+    nobody judges other answers to them.
+    """
+    asked = [
+        list(takewhile(lambda message: message["role"] != "assistant", messages))
+        for messages in conversations
+    ]
+    return Workload(
+        agent_class=PromptAgent,
+        env_class=SingleTurnEnvironment,
+        env_args={"reward_fn": unjudged},
+        train_dataset=Dataset({"messages": each} for each in asked),
+        demonstrations=conversations,
+    )
+
+
+def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
+    """A reward of 0, whatever the answer."""
+    return RewardOutput(reward=0.0)
+
+
+def _tasks_of(config: TrainConfig) -> Workload:
     own = {"held_out": config.held_out, "agent": config.agent, "reward": config.reward}
     if config.dataset is not None:
         if config.workload is not None:
@@ -76,13 +121,13 @@ def workload_of(config: TrainConfig) -> Workload:
 
 
 def task_file_workload(
-    dataset: str, held_out: str | None, agent: str | None, reward: str | None, seed: int
+    dataset: str, held_out: str | Mapping[str, str] | None, agent: str | None, reward: str | None, seed: int
 ) -> Workload:
     """Make the workload of a file, or of a registered data set, and print what of its columns is used.
 
     Args:
         dataset: a file, or ``name`` or ``name/split`` of the ``DatasetRegistry``.
-        held_out: the same, for evaluations.
+        held_out: the same, for evaluations, or several by their names.
         agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
             else ``math``. "outside", "outside:PORT" or "outside:HOST:PORT" hands the tasks to programs
             elsewhere.
@@ -95,7 +140,11 @@ def task_file_workload(
     tasks = _tasks("dataset", dataset)
     are_conversations = "messages" in tasks[0]
     agent = agent or ("messages" if are_conversations else "math")
-    held_out_tasks = None if held_out is None else _tasks("held_out", held_out)
+    held_out_tasks: Dataset | dict[str, Dataset] | None = None
+    if isinstance(held_out, Mapping):
+        held_out_tasks = {name: _tasks("held_out", each) for name, each in held_out.items()}
+    elif held_out is not None:
+        held_out_tasks = _tasks("held_out", held_out)
     if agent.partition(":")[0] == OUTSIDE:
         return Workload(
             rollout=_outside(agent, reward), train_dataset=tasks.shuffle(seed), val_dataset=held_out_tasks

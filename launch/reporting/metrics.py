@@ -85,10 +85,34 @@ def _standard_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
 
 
-def evaluation_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """``eval/``: the same for held-out tasks, and the number of tasks."""
-    metrics = {name.replace("rollout/", "eval/"): value for name, value in rollout_metrics(groups).items()}
-    return metrics | {"eval/num_tasks": len(groups)}
+def evaluation_metrics(
+    groups: Sequence[TrajectoryGroup], sets: Mapping[str, Sequence[TrajectoryGroup]] | None = None
+) -> dict[str, float]:
+    """``eval/``: the same for held-out tasks, and the number of tasks.
+
+    Args:
+        sets: parts of ``groups`` by their names; those of the set ``code`` are ``eval/code/``. A set of which
+            all rollouts have failed has none.
+    """
+    metrics = {
+        f"eval/{name.removeprefix('rollout/')}": value for name, value in rollout_metrics(groups).items()
+    }
+    metrics["eval/num_tasks"] = len(groups)
+    for own, part in (sets or {}).items():
+        if own and any(map(is_judged, _members(part))):
+            named = evaluation_metrics(part).items()
+            metrics |= {f"eval/{own}/{name.removeprefix('eval/')}": value for name, value in named}
+    return metrics
+
+
+def named_metric(metric: str) -> tuple[str, str]:
+    """The set of held-out tasks that a metric of evaluations names, and the metric of all sets that is like
+    it: ``eval/code/reward_mean`` -> ``code``, ``eval/reward_mean``. Any other metric has no set.
+    """
+    section, own, name = f"{metric}//".split("/")[:3]
+    if section != "eval" or not (is_standard(f"rollout/{name}") and name):
+        return "", metric
+    return own, f"eval/{name}"
 
 
 def success_judge(groups: Sequence[TrajectoryGroup]) -> JudgedBy | None:

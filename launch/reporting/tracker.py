@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,13 @@ class Tracker:
         if step not in self._evaluated:
             self._evaluated.add(step)
             self._record("eval", step, metrics, groups, {})
+        sets = "".join(
+            f", {name.split('/')[1]} {value:.3f}"
+            for name, value in metrics.items()
+            if fnmatch(name, "eval/*/reward_mean")
+        )
         self._print(
-            f"  held-out reward after step {step}: {metrics['eval/reward_mean']:.3f} "
+            f"  held-out reward after step {step}: {metrics['eval/reward_mean']:.3f}{sets} "
             f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
         )
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 RECIPE = "recipe"
+SUPERVISED = "sft"
+"""The recipe of a run that has conversations to imitate, and no tasks."""
 
 
 @cache
@@ -50,6 +52,9 @@ def compose(overrides: list[str]) -> TrainConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     register()
+    named = {override.key_or_group for override in _parsed(overrides)}
+    if "demonstrations" in named and not named & {RECIPE, "workload", "dataset"}:
+        overrides = [f"{RECIPE}={SUPERVISED}", *overrides]
     try:
         with initialize_config_module("launch.recipes", version_base=None):
             tree = hydra_compose("train", overrides=overrides)

@@ -68,8 +68,9 @@ class RunConfig:
     weights than this learner's have sampled them, however old they are: nothing corrects that unless
     algorithm.correction is set."""
     best_metric: str | None = None
-    """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
-    policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
+    """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean, or
+    eval/code/reward_mean of the held-out tasks that are named code. Every evaluated policy is then
+    checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
     trackers: list[str] = setting(["tensorboard"])
     """Programs that get the metrics too, beside run.directory/metrics.jsonl: tensorboard, wandb, mlflow,
     trackio, or your own as "module:Class". Without a key or a server in their variables (WANDB_API_KEY,
@@ -100,9 +101,15 @@ class WarmStartConfig:
     """Supervised learning on the workload's demonstrations, before the first rollout."""
 
     num_steps: int = setting(0, at_least=0)
-    """Optimizer steps; 0 means no warm start."""
+    """Optimizer steps; 0 means no warm start, unless warm_start.num_epochs says how many there are."""
+    num_epochs: int = setting(0, at_least=0)
+    """Passes over the demonstrations, each in an order of its own, instead of a number of steps, which draw
+    theirs at random."""
     batch_size: int = setting(32, at_least=1)
     """Demonstrations per optimizer step."""
+    held_out_share: float = setting(0.0, at_least=0, below=1)
+    """Share of the demonstrations, chosen at random, that is not learned from: its loss is measured before
+    the first step, and ten times in the course of the stage. It rises when the policy learns by heart."""
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"lr": 3e-3, "warmup_steps": 20, "min_lr_ratio": 0.1}
     )
@@ -228,7 +235,7 @@ class EvaluationConfig:
     every: int = setting(0, at_least=0)
     """Updates between two evaluations; 0 evaluates before the first and after the last update only."""
     num_tasks: int = setting(200, at_least=1)
-    """Tasks of an evaluation: the first ones of the validation set."""
+    """Tasks of an evaluation: the first ones of the validation set, of each where there are several."""
     rollouts_per_task: int = setting(1, at_least=1, at_most=10_000)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
     temperature: float | None = setting(None, at_least=0, at_most=2)
@@ -263,11 +270,16 @@ class TrainConfig:
     dataset: str | None = None
     """File of tasks (.json, .jsonl, .csv, .parquet), or name or name/split of a registered data set, instead
     of a workload. Its question and its right answer are found by their columns' common names, as printed."""
-    held_out: str | None = None
-    """The same, for evaluations."""
+    held_out: Any = None
+    """The same, for evaluations, or several by their names: {math: math500, code: code.jsonl}, whose metrics
+    are eval/math/reward_mean and the like, beside eval/reward_mean of all."""
     agent: str | None = None
     """Agent that shows the questions of the dataset: math, code, messages (which shows them as they are), or
     your own as "module:Class". With null: messages where they are conversations, else math."""
+    demonstrations: str | None = None
+    """File of conversations (.json, .jsonl, .csv, .parquet) for the stage warm_start, in the place of the
+    workload's demonstrations. Without a workload or a dataset the run has the settings of recipe=sft, and
+    imitates them, without an engine. Its columns are found by their common names, as printed."""
     reward: str | None = None
     """The judge of the answers to the dataset: math, code, search, or your own as "module:function"."""
     seed: int = setting(0, at_least=0, below=2**63)
@@ -295,6 +307,13 @@ def without_training(config: TrainConfig) -> TrainConfig:
     """The configuration of a command that serves a model and trains none: it has no learner."""
     learner = replace(config.learner, num_workers=0, device="cpu")
     return replace(config, learner=learner, evaluation=EvaluationConfig())
+
+
+def without_rollouts(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run that learns and plays nothing: it has no engine and no rollout actor."""
+    server = replace(config.server, num_replicas=0, max_replicas=None)
+    fleet = replace(config.fleet, num_actors=0, max_actors=None)
+    return replace(config, server=server, fleet=fleet, evaluation=EvaluationConfig())
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import ray
@@ -26,6 +26,8 @@ class Evaluation:
     step: int
     groups: Sequence[TrajectoryGroup]
     seconds: float
+    sets: Mapping[str, Sequence[TrajectoryGroup]] = field(default_factory=dict)
+    """The groups of each set of tasks that has a name."""
 
 
 class Evaluator:
@@ -34,7 +36,7 @@ class Evaluator:
     A service of its own has a weight store of its own, in which the evaluated version stays the newest.
 
     Args:
-        tasks: held out from training.
+        sets: tasks that are held out from training, by the names of their sets.
         service: plays the held-out tasks.
         store: the weight store of the training.
         pinned: the weight store of ``service``, if that is not the training's.
@@ -43,12 +45,12 @@ class Evaluator:
     def __init__(
         self,
         config: TrainConfig,
-        tasks: Dataset,
+        sets: Mapping[str, Dataset],
         service: RolloutService,
         store: ray.actor.ActorHandle,
         pinned: ray.actor.ActorHandle | None,
     ) -> None:
-        self._config, self._tasks, self._service = config, tasks, service
+        self._config, self._sets, self._service = config, sets, service
         self._store, self._pinned = store, pinned
         self._pinned_version = 0
         self._running: tuple[int, Future[Evaluation]] | None = None
@@ -88,9 +90,15 @@ class Evaluator:
     def _evaluate(self, step: int, version: int) -> Evaluation:
         self._service.wait_until_up()
         start = time.monotonic()
-        requests = evaluation_requests(self._config, self._tasks, step, version)
-        groups = sorted(self._service.stream.groups(requests), key=lambda group: group.group_id)
-        return Evaluation(step, groups, time.monotonic() - start)
+        requests = {
+            name: evaluation_requests(self._config, tasks, step, version, name)
+            for name, tasks in self._sets.items()
+        }
+        played = self._service.stream.groups([each for of_set in requests.values() for each in of_set])
+        groups = {group.group_id: group for group in played}
+        sets = {name: [groups[each.group_id] for each in of_set] for name, of_set in requests.items()}
+        everything = [group for of_set in sets.values() for group in of_set]
+        return Evaluation(step, everything, time.monotonic() - start, sets)
 
 
 def evaluation_server(config: TrainConfig) -> ServerConfig:

@@ -127,13 +127,15 @@ class Milestones:
         if not any(is_judged(each) for group in groups for each in group.trajectories):
             self._tracker.alarm(f"All rollouts of the evaluation after step {step} failed: no result.")
             return
-        numbers = evaluation_metrics(groups) | {"time/evaluate": evaluation.seconds}
+        numbers = evaluation_metrics(groups, evaluation.sets) | {"time/evaluate": evaluation.seconds}
         metric = self._config.run.best_metric
         if change := state.note_judge("eval", groups):
             anew = " The best policy is looked for anew." if metric and "/pass_at_" in metric else ""
             self._tracker.announce(f"{change}{anew}")
         # First: a run that is killed here evaluates once more.
-        if metric is not None and state.checkpoints.mark_best(step, self._judged(metric), numbers[metric]):
+        if metric is not None and metric not in numbers:
+            self._tracker.alarm(f"The evaluation after step {step} has no {metric}: its rollouts failed.")
+        elif metric is not None and state.checkpoints.mark_best(step, self._judged(metric), numbers[metric]):
             value = f"{metric}={numbers[metric]:.3f}"
             self._tracker.announce(f"The best policy so far: step {step}, {value}.")
         self._tracker.evaluation(step, numbers, groups)

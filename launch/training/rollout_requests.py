@@ -95,17 +95,21 @@ def task_index(config: TrainConfig, tasks: Dataset, number: int, set_aside: Mapp
     raise TroupeError(f"All of {len(set(order))} tasks failed everywhere: none is left to play.")
 
 
-def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version: int) -> list[RolloutRequest]:
-    """One rollout of each of the first ``evaluation.num_tasks`` tasks, the same at every evaluation."""
-    params = evaluation_params(config)
+def evaluation_requests(
+    config: TrainConfig, tasks: Dataset, step: int, version: int, name: str = ""
+) -> list[RolloutRequest]:
+    """One rollout of each of the first ``evaluation.num_tasks`` tasks of the set ``name``, the same at every
+    evaluation.
+    """
+    params, prefix = evaluation_params(config), f"{name}-" if name else ""
     return [
         RolloutRequest(
-            rollout_id=f"eval-{step}-{index:06d}/0000",
-            group_id=f"eval-{step}-{index:06d}",
+            rollout_id=f"eval-{step}-{prefix}{index:06d}/0000",
+            group_id=f"eval-{step}-{prefix}{index:06d}",
             task=tasks[index],
             params=params,
-            seed=derived_seed(config.seed, f"eval/{index}"),
-            env_seed=environment_seed(config.seed, f"eval/{index}"),
+            seed=derived_seed(config.seed, f"eval/{prefix}{index}"),
+            env_seed=environment_seed(config.seed, f"eval/{prefix}{index}"),
             min_version=version,
             urgent=True,
         )

@@ -65,6 +65,7 @@ def start(
     ending: ExitStack,
 ) -> TrainingLoop:
     """Start everything that the run needs. Engines and fleet start in the background: nothing waits for them.
+    A run that plays nothing has neither: its ``config`` is one of ``parts_needed``.
 
     Args:
         lock: of the run's folder.
@@ -85,12 +86,11 @@ def start(
         tracker.announce(notice)
     algorithm = algorithm_of(config)
     store = weight_store(config, state, "training", ending, end)
-    source: RolloutSource
-    evaluator = None
     if config.run.replay is not None:
         check_tokenizer(Path(config.run.replay), model_path)
-        source = RecordedRollouts(Path(config.run.replay))
-    else:
+    source: RolloutSource = RecordedRollouts(Path(config.run.replay or state.directory))  # or of nothing
+    evaluator = None
+    if config.server.num_replicas:
         pinned = None
         services.append(rollout_service(config, config.server, workload, model_path, store))
         source = services[0].stream
@@ -99,8 +99,8 @@ def start(
             pinned = weight_store(config, state, "evaluation", ending, end)
             services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
             end(services[1].stop)
-        if workload.val_dataset is not None:
-            evaluator = Evaluator(config, workload.val_dataset, services[-1], store, pinned)
+        if workload.held_out:
+            evaluator = Evaluator(config, workload.held_out, services[-1], store, pinned)
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)

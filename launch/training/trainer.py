@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.lock import RunLock, run_directory
 from launch.settings.compose import as_train_config, register
 from launch.settings.tree import TrainConfig
+from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay
@@ -29,6 +31,7 @@ from launch.validation.workload import (
     check_datasets,
     check_forks,
     check_model,
+    check_shapes,
     check_task_weights,
 )
 from launch.workload import Workload
@@ -48,7 +51,7 @@ class AgentTrainer:
         config: the OmegaConf tree that ``@hydra.main`` hands over, a ``TrainConfig``, a dict such as
             ``{"run.num_steps": 3}``, a list such as ``["run.num_steps=3"]``, or ``None`` for the defaults.
         train_dataset: tasks to train on.
-        val_dataset: held-out tasks to measure success with.
+        val_dataset: held-out tasks to measure success with, or several sets of them by their names.
         agent_args: keyword arguments of the agent.
         env_args: keys added to each task for ``from_dict``.
         rollout: instead of the two classes, a function of a task and a client that calls the policy by that
@@ -61,7 +64,7 @@ class AgentTrainer:
         env_class: type[BaseEnv] | None = None,
         config: Any = None,
         train_dataset: Dataset | None = None,
-        val_dataset: Dataset | None = None,
+        val_dataset: Dataset | Mapping[str, Dataset] | None = None,
         agent_args: dict[str, Any] | None = None,
         env_args: dict[str, Any] | None = None,
         rollout: RolloutFunction | None = None,
@@ -91,7 +94,9 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     from ray.exceptions import OutOfMemoryError, RayActorError
 
     from launch.health.death import describe_death
+    from launch.training.stages.warm_start import with_epochs
 
+    config = with_epochs(config, workload)
     check_training(config, workload)
     with RunLock(run_directory(config.run.directory)) as lock, full_disk_explained(lock.directory):
         try:
@@ -122,8 +127,9 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     for stage in stages:
         stage.check_workload(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
-    check_gpus(config)
+    check_gpus(parts_needed(config, stages, workload))
     check_model(config, workload)
+    check_shapes(config, workload)
     check_tool_parsers(config, workload)
     if config.run.replay is None:  # else nothing is played, and the environment need not run here
         try_first_task(workload, workload.train_dataset)
@@ -173,7 +179,8 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 if goal.reached:  # before this process began: nothing is left to do
                     tracker.summary()
                     return True
-                loop = start(config, workload, stages, lock, state, tracker, interrupts, ending)
+                needed = parts_needed(config, stages, workload)
+                loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)
                 loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:
                 if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):

@@ -16,13 +16,13 @@ NODES = "fleet.nodes, server.nodes or learner.nodes"
 
 
 def num_replicas(config: TrainConfig) -> int:
-    """Engines that a command starts. A replay starts none."""
-    return 0 if config.run.replay else config.server.num_replicas + _other_replicas(config)
+    """Engines that a command starts."""
+    return config.server.num_replicas + _other_replicas(config)
 
 
 def most_replicas(config: TrainConfig) -> int:
     """Engines that there may be at the same time."""
-    return 0 if config.run.replay else config.server.most_replicas + _other_replicas(config)
+    return config.server.most_replicas + _other_replicas(config)
 
 
 def _other_replicas(config: TrainConfig) -> int:
@@ -32,7 +32,7 @@ def _other_replicas(config: TrainConfig) -> int:
 
 def num_rollout_actors(config: TrainConfig) -> int:
     """Rollout actors that a command starts; evaluations with engines of their own have as many again."""
-    return 0 if config.run.replay else config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
+    return config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
 
 
 def num_gpus(config: TrainConfig) -> float:

@@ -9,7 +9,7 @@ from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.reporting.metrics import evaluation_metrics, is_standard
+from launch.reporting.metrics import evaluation_metrics, is_standard, named_metric
 from launch.settings.tree import COMPLETION, OVERLONG, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
@@ -167,7 +167,9 @@ def _check_effect_on_serving(config: TrainConfig) -> None:
 def _check_evaluation(config: TrainConfig) -> None:
     evaluation = config.evaluation
     metrics = evaluation_metrics(()).keys() | {"eval/pass_at_1"}
-    check_choice("run.best_metric", config.run.best_metric, metrics)
+    best = config.run.best_metric
+    if best is None or named_metric(best)[1] not in metrics:
+        check_choice("run.best_metric", best, metrics)
     _check_goal(config, metrics)
     if evaluation.num_replicas and not evaluation.every:
         raise ConfigError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from inspect import isabstract
 from typing import Any
 
@@ -11,6 +13,7 @@ from actors.rollouts.forks import EVERY, chooser
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
+from launch.reporting.metrics import named_metric
 from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
@@ -51,14 +54,23 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
         ConfigError: settings about evaluations, and no held-out tasks.
     """
     _check_dataset("train_dataset", workload.train_dataset)
-    if workload.val_dataset is not None:
+    if workload.held_out:
         check_held_out_tasks(workload)
+    for setting, metric in (
+        ("run.best_metric", config.run.best_metric),
+        ("run.stop_metric", config.run.stop_metric),
+    ):
+        name, _ = named_metric(metric or "")
+        if name and name not in workload.held_out:
+            raise ConfigError(
+                f"{setting}={metric} is of the held-out tasks {name!r}, and the workload has "
+                f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one of them, or "
+                "none."
+            )
     if not len(workload.train_dataset):
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
     evaluation = config.evaluation
-    if workload.val_dataset is None and (
-        evaluation.every or evaluation.num_replicas or config.run.best_metric
-    ):
+    if not workload.held_out and (evaluation.every or evaluation.num_replicas or config.run.best_metric):
         raise ConfigError(
             f"evaluation.every={evaluation.every}, evaluation.num_replicas={evaluation.num_replicas} and "
             f"run.best_metric={config.run.best_metric} are about evaluations, and the workload has no "
@@ -111,18 +123,25 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
             raise ConfigError(f"rollout.forks.roots={forks.roots} {why}")
 
 
-def check_held_out_tasks(workload: Workload) -> Dataset:
-    """The tasks of an evaluation, of which there is at least one. Raises ``DatasetError``."""
-    if workload.val_dataset is None:
+def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
+    """The sets of an evaluation's tasks, of which each has at least one. Raises ``DatasetError``."""
+    if not workload.held_out:
         raise DatasetError(
             "The workload has no held-out tasks to evaluate on: give its Workload a val_dataset."
         )
-    _check_dataset("val_dataset", workload.val_dataset)
-    if not len(workload.val_dataset):
-        raise DatasetError(
-            "The held-out dataset is empty: pass a val_dataset with at least one task, or leave it out."
-        )
-    return workload.val_dataset
+    for name, tasks in workload.held_out.items():
+        _check_dataset(f"val_dataset[{name!r}]" if name else "val_dataset", tasks)
+        if name and not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise DatasetError(
+                f"val_dataset has the name {name!r}, which is a part of metrics' names: use letters, digits, "
+                "'_', '-' and '.'."
+            )
+        if not len(tasks):
+            raise DatasetError(
+                f"The held-out dataset {name and f'{name!r} '}is empty: pass a val_dataset with at least one "
+                "task, or leave it out."
+            )
+    return workload.held_out
 
 
 def _check_dataset(name: str, given: Any) -> None:
@@ -161,4 +180,16 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
         raise ConfigError(
             "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
             "set model.path to a Hugging Face name or folder."
+        )
+
+
+def check_shapes(config: TrainConfig, workload: Workload) -> None:
+    """The model's chat template takes what a file has to imitate. Raises ``DatasetError``."""
+    from policies.chat import ChatRenderer, load_tokenizer
+    from policies.learning.demonstrations import check_demonstrations
+
+    if config.demonstrations is not None and config.model.path is not None:
+        tokenizer = load_tokenizer(model_folder(config.model.path))
+        check_demonstrations(
+            ChatRenderer(tokenizer, config.model.chat_template_kwargs), workload.demonstrations
         )

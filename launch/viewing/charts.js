@@ -5,10 +5,10 @@ const COLOURS = ["#2a6db5", "#d98324", "#3f9d63", "#b0476e", "#7a5cc0", "#8a7a3a
 const FIRST = ["rollout/reward", "rollout/pass_at", "learn/entropy", "learn/loss", "learn/grad_norm"];
 // Parts of a whole stand upon each other, others side by side. The first group names the chart, the second the part.
 const PARTS = [
-  { pattern: /^((?:rollout|eval)\/(?:ended|judged_by))_(.+)$/, stacked: true },
+  { pattern: /^((?:rollout|eval|eval\/[^/]+)\/(?:ended|judged_by))_(.+)$/, stacked: true },
   { pattern: /^(stream\/(?:groups|staleness|tokens))_(?!m[aei][xan])(.+)$/, stacked: true },
   { pattern: /^(time)\/(wait|score|credit|learn|publish|checkpoint|evaluate)$/, stacked: true },
-  { pattern: /^((?:rollout|eval)\/pass_at)_(\d+)$/ },
+  { pattern: /^((?:rollout|eval|eval\/[^/]+)\/pass_at)_(\d+)$/ },
   { pattern: /^(learn\/clip_fraction)(?:_(low|high|dual))?$/ },
   { pattern: /^(learn\/weight)_(\w+)_fraction$/ },
   { pattern: /^time()\/(\w+)_idle$/, title: "time/idle" },
@@ -19,13 +19,14 @@ const WIDTH = 300, HEIGHT = 118, TOP = 8, BOTTOM = 16;
 // -- what shares a chart ------------------------------------------------------------------------------------
 
 // Charts by their order on the page. A line knows its metric, what it is called beside the others, which edge of
-// a band it is, and whether it is about held-out tasks: these are dots in the chart of the training's.
+// a band it is, and whether it is about held-out tasks: these are dots in the chart of the training's, but for those of a
+// set that has a name, which has charts of its own.
 function chartsOf(names) {
   const charts = new Map();
   for (const name of [...names].sort()) {
     const parts = PARTS.find(({ pattern }) => pattern.test(name));
     const heldOut = name.startsWith("eval/") && !parts?.stacked;
-    const training = heldOut ? name.replace("eval/", "rollout/") : name;
+    const training = heldOut && name.split("/").length === 2 ? name.replace("eval/", "rollout/") : name;
     const [, found, part = "all"] = parts ? parts.pattern.exec(training) : /^(.+)_(min|mean|max)$/.exec(training) || [null, training, ""];
     const title = parts?.title || found;
     if (!charts.has(title)) charts.set(title, { title, stacked: Boolean(parts?.stacked), parted: Boolean(parts), lines: [] });

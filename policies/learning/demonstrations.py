@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from environments.data.conversation_file import ToolConversation
 from environments.errors import DatasetError
 from environments.types import Completion, Message, Step, Trajectory
 from policies.chat import ChatRenderer
@@ -68,35 +70,82 @@ def as_played(
         end_ids: of ``end_of_turn``.
         num_given: first messages, which the policy did not sample, whoever wrote them.
     """
+    from jinja2 import TemplateError
+
     trajectory = Trajectory(rollout_id=name.replace(" ", "-"))
+    tools = messages.tools if isinstance(messages, ToolConversation) else None
     previous: Turn | None = None
     for position, message in enumerate(messages):
         if message["role"] != "assistant" or position < num_given:
             continue
-        if not isinstance(message.get("content"), str) or message.get("tool_calls"):
+        begun = messages[: position + 1]
+        if unseen := renderer.unseen(begun, tools):
             raise DatasetError(
-                f"Message {position} of {name} has tool_calls or a content that is no text: "
-                f"{message!r:.200}. Write its calls into the content, as the model would say them, which "
-                "launch.recipes.demonstration.demonstrate does."
+                f"The chat template shows no {unseen}, and {name} has some: let messages of a role that it "
+                "shows hold their texts, as launch.recipes.demonstration.demonstrate writes calls."
             )
-        if unseen := renderer.unseen(messages[: position + 1], None):
+        try:
+            prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous, tools))
+            text = answer_text(renderer, begun, tools, end_ids)
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise DatasetError(
-                f"The chat template shows no {unseen}, and {name} has some: let messages of a "
-                "role that it shows hold their texts."
-            )
-        prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous))
-        completion_ids = (*renderer.encode(message["content"]), *end_ids)
+                f"The chat template does not take message {position} of {name}, or what stands before "
+                f"({error}): {message!r:.200}. Change roles, order or content as it expects."
+            ) from error
+        completion_ids = (*renderer.encode(text), *end_ids)
         completion = Completion(
             prompt_ids=prompt_ids,
             completion_ids=completion_ids,
             logprobs=(0.0,) * len(completion_ids),
-            text=message["content"],
+            text=text,
             finish_reason="stop",
         )
-        previous = Turn(messages=messages[:position], completion=completion)
+        previous = Turn(messages=messages[:position], completion=completion, tools=tools)
         trajectory.steps.append(Step(completion=completion))
     if not trajectory.steps:
         raise DatasetError(
             f"{name.capitalize()} has no message with role 'assistant': there is nothing to learn."
         )
     return trajectory
+
+
+def answer_text(
+    renderer: ChatRenderer,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    end_ids: tuple[int, ...],
+) -> str:
+    """The text of the last message, as the policy would have sampled it, without its end.
+
+    A message without calls and thoughts is its content as it stands; else it is what the chat template makes
+    of it.
+
+    Raises:
+        ValueError: it has no text, or the template does not write it as an answer to what stands before.
+    """
+    message = messages[-1]
+    if not (message.get("tool_calls") or message.get("reasoning_content")):
+        if not isinstance(message.get("content"), str):
+            raise ValueError("the answer has no text")
+        return str(message["content"])
+    prompt = renderer.template.render(messages[:-1], tools)
+    whole = renderer.template.render(messages, tools, for_an_answer=False)
+    text, end, _ = whole.removeprefix(prompt).rpartition(renderer.text_of(end_ids))
+    if not whole.startswith(prompt) or not end:
+        raise ValueError("its calls and thoughts are not written as an answer: write them into the content")
+    return text
+
+
+def check_demonstrations(renderer: ChatRenderer, conversations: Iterable[list[Message]]) -> None:
+    """Make the sample of one conversation of each shape: its roles, calls and tools.
+
+    Raises:
+        DatasetError: the chat template does not take it, or drops a part of it.
+    """
+    shapes = set()
+    for index, messages in enumerate(conversations):
+        parts = [(each["role"], bool(each.get("content")), bool(each.get("tool_calls"))) for each in messages]
+        shape = (type(messages), *parts)
+        if shape not in shapes:
+            shapes.add(shape)
+            as_played(renderer, messages, f"demonstration {index}", (renderer.eos_token_id,))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launch.run_folder.checkpoint import Progress
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, without_rollouts
 from launch.workload import Workload
 from policies.learning.settings import OptimizerConfig
 
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from launch.training.clock import Clock
     from launch.training.components import Components
     from launch.training.run_state import RunState
+
+
+NUM_EVALUATIONS = 10
+"""Times that what a stage without rollouts holds out is measured in its course."""
 
 
 class HasProgress(Protocol):
@@ -79,3 +85,33 @@ def publish(run: Components, state: RunState) -> None:
     """Make the learner's weights the next version: rollouts requested from now on wait for it."""
     run.learner.publish(state.progress.version + 1)
     state.progress.version += 1
+
+
+def parts_needed(config: TrainConfig, stages: Sequence[Stage], workload: Workload) -> TrainConfig:
+    """The configuration of what a run starts: without engines and rollout actors where it plays nothing, for
+    a stage, an evaluation or the clients of its server.
+    """
+    plays = config.server.http_port is not None or bool(workload.held_out)
+    plays = plays or any(stage.rolls_out for stage in stages)
+    return config if plays and config.run.replay is None else without_rollouts(config)
+
+
+def pass_over(count: int, seed: int, purpose: str, number: int) -> list[int]:
+    """The order in which the pass of this ``number`` takes ``count`` things."""
+    return random.Random(f"{seed}/{purpose}/{number}").sample(range(count), count)
+
+
+def batch_indices(step: int, batch_size: int, count: int, seed: int, purpose: str) -> list[int]:
+    """Places of the things of a step, of which all are taken once before one comes again.
+
+    A function of seed and step alone, so that a resumed run agrees.
+    """
+    size = min(batch_size, count)
+    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+    orders = {each: pass_over(count, seed, purpose, each) for each in {each for each, _ in places}}
+    return [orders[number][place] for number, place in places]
+
+
+def evaluated_steps(num_steps: int) -> set[int]:
+    """Steps of a stage after which what it holds out is measured."""
+    return {-(-num_steps * part // NUM_EVALUATIONS) for part in range(1, NUM_EVALUATIONS + 1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, publish
+from launch.training.stages.base import Stage, batch_indices, evaluated_steps, pass_over, publish
 from launch.training.stages.warm_start import chat_renderer
 from launch.workload import Workload
 from policies.learning.preferences import (
@@ -32,8 +31,6 @@ PREFERENCE_STEPS = "preferences.jsonl"
 """File of a run with a record for each step of the stage."""
 REFERENCE_SCORES = "preferences_reference.jsonl"
 """File of a run with the scores of the pairs under the weights with which the stage began."""
-NUM_EVALUATIONS = 10
-"""Times that the held-out pairs are scored in the course of the stage."""
 
 
 class Preferences(Stage):
@@ -94,7 +91,7 @@ class Preferences(Stage):
                 publish(run, state)
             self.count_steps(state)
             metrics |= {name: learned.metrics[f"learn/{name}"] for name in ("grad_norm", "lr")}
-            if self._held_out and number in self._evaluated_steps:
+            if self._held_out and number in evaluated_steps(self.num_steps):
                 with clock.measure("time/evaluate"):
                     metrics |= self._held_out_metrics(run)
             self._log.append({"step": number, **metrics})
@@ -107,7 +104,7 @@ class Preferences(Stage):
         num_learned = len(pairs) - self.config.preferences.held_out_pairs
         self._held_out = pairs[num_learned:]
         learned = pairs[:num_learned]
-        order = pass_over(num_learned, self.config.seed, 0)
+        order = pass_over(num_learned, self.config.seed, self.name, 0)
         num_taken = self.num_steps * self.config.preferences.pairs_per_step
         needed = [learned[index] for index in order[:num_taken]] + self._held_out
         path = state.directory / REFERENCE_SCORES
@@ -126,16 +123,9 @@ class Preferences(Stage):
                 yield {"pair": pair.key, "chosen": score.chosen, "rejected": score.rejected}
 
     def indices(self, step: int, num_pairs: int) -> list[int]:
-        """The pairs of a step: a function of seed and step alone, so that a resumed run agrees."""
-        size = min(self.config.preferences.pairs_per_step, num_pairs)
-        places = [divmod(place, num_pairs) for place in range(step * size, (step + 1) * size)]
-        orders = {each: pass_over(num_pairs, self.config.seed, each) for each in {each for each, _ in places}}
-        return [orders[number][place] for number, place in places]
-
-    @property
-    def _evaluated_steps(self) -> set[int]:
-        """Steps after which the held-out pairs are scored."""
-        return {-(-self.num_steps * part // NUM_EVALUATIONS) for part in range(1, NUM_EVALUATIONS + 1)}
+        """The pairs of a step."""
+        size = self.config.preferences.pairs_per_step
+        return batch_indices(step, size, num_pairs, self.config.seed, self.name)
 
     def _held_out_metrics(self, run: Components) -> dict[str, float]:
         policy = [score for part in self._parts(self._held_out) for score in self._score(run, part)]
@@ -151,11 +141,6 @@ class Preferences(Stage):
 
     def _reference_of(self, pairs: Sequence[Pair]) -> list[PairScore]:
         return [self._reference[pair.key] for pair in pairs]
-
-
-def pass_over(num_pairs: int, seed: int, number: int) -> list[int]:
-    """The order in which the pass of this ``number`` takes the pairs."""
-    return random.Random(f"{seed}/preferences/{number}").sample(range(num_pairs), num_pairs)
 
 
 def read_reference(path: Path, needed: Sequence[Pair]) -> dict[str, PairScore]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from environments.errors import ConfigError
+from environments.errors import ConfigError, DatasetError
+from launch.run_folder.jsonl_log import JsonlLog
+from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, publish
+from launch.training.stages.base import Stage, batch_indices, evaluated_steps, publish
 from launch.workload import Workload
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import demonstration_samples
@@ -18,6 +24,9 @@ from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 CHUNK = 5
 """Optimizer steps between two chances to stop."""
+PURPOSE = "warm start"
+WARM_START_STEPS = "warm_start.jsonl"
+"""File of a run with the losses of the stage, each with the steps that were done."""
 
 
 class WarmStart(Stage):
@@ -25,7 +34,12 @@ class WarmStart(Stage):
 
     name = "warm_start"
     rolls_out = False
-    _demonstrations: Sequence[TrainingSample] = ()
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self._learned: Sequence[TrainingSample] = ()
+        self._held_out: Sequence[TrainingSample] = ()
+        self._log: JsonlLog | None = None
 
     @property
     def num_steps(self) -> int:
@@ -41,32 +55,130 @@ class WarmStart(Stage):
                 f"warm_start.num_steps={self.num_steps} needs demonstrations and the workload has none: give "
                 "it some, or set warm_start.num_steps=0."
             )
+        learned, _ = divided(self.config, len(workload.demonstrations))
+        if not learned:
+            raise ConfigError(
+                f"warm_start.held_out_share={self.config.warm_start.held_out_share:g} leaves nothing to "
+                f"learn of {len(workload.demonstrations)} demonstrations: lower it."
+            )
 
     def step(self, run: Components, state: RunState, clock: Clock) -> None:
-        if not self._demonstrations:
-            self._demonstrations = demonstrations(run)
-            run.tracker.announce(f"Warm start on {len(self._demonstrations)} demonstrations.")
         first = self.num_done(state)
+        if not self._learned:
+            self._begin(run, state, clock)
+        assert self._log is not None
         last = min(first + CHUNK, self.num_steps)
-        batches = [
-            demonstration_batch(
-                self._demonstrations, self.config.warm_start.batch_size, self.config.seed, step
-            )
-            for step in range(first, last)
-        ]
+        batches = [self._batch(step) for step in range(first, last)]
         with run.interrupts.atomic_section():
             with clock.measure("time/learn"):
                 learned = run.learner.fit(batches)
             self.count_steps(state, last - first)
             if last == self.num_steps:
                 publish(run, state)
-        loss = f"loss {learned.metrics['learn/loss']:.3f}"
-        run.tracker.offline_step("warm start", last, self.num_steps, loss)
+            metrics = {name: learned.metrics[f"learn/{name}"] for name in ("loss", "grad_norm", "lr")}
+            if evaluated_steps(self.num_steps) & {*range(first + 1, last + 1)}:
+                metrics |= self._held_out_loss(run, clock)
+            self._log.append({"step": last, **metrics})
+        held_out = f"  held out {metrics['held_out_loss']:.3f}" if "held_out_loss" in metrics else ""
+        text = f"loss {metrics['loss']:.3f}{held_out}"
+        run.tracker.offline_step("warm start", last, self.num_steps, text)
+
+    def _batch(self, step: int) -> TrainBatch:
+        """The demonstrations of a step: drawn, or the next of the present pass where passes are counted."""
+        own, seed = self.config.warm_start, self.config.seed
+        if not own.num_epochs:
+            return demonstration_batch(self._learned, own.batch_size, seed, step)
+        places = batch_indices(step, own.batch_size, len(self._learned), seed, PURPOSE)
+        return TrainBatch(samples=tuple(self._learned[place] for place in places))
+
+    def _begin(self, run: Components, state: RunState, clock: Clock) -> None:
+        learned, held_out = divided(self.config, len(run.workload.demonstrations))
+        self._learned, self._held_out = demonstrations(run, learned), demonstrations(run, held_out)
+        number = self.num_done(state)
+        self._log = JsonlLog(state.directory / WARM_START_STEPS, number)
+        size = min(self.config.warm_start.batch_size, len(self._learned))
+        passes = self.num_steps * size / len(self._learned)
+        run.tracker.announce(
+            f"Warm start on {len(self._learned)} demonstrations: {self.num_steps} steps of {size}, "
+            f"{passes:.3g} passes."
+        )
+        if number == 0 and self._held_out:
+            metrics = self._held_out_loss(run, clock)
+            self._log.append({"step": 0, **metrics})
+            run.tracker.announce(
+                f"Loss on {len(self._held_out)} held-out demonstrations before: "
+                f"{metrics['held_out_loss']:.3f}. {WARM_START_STEPS} has those that follow."
+            )
+
+    def _held_out_loss(self, run: Components, clock: Clock) -> dict[str, float]:
+        """The mean of -log p over the held-out tokens; empty where nothing is held out."""
+        if not self._held_out:
+            return {}
+        total, count, size = 0.0, 0, self.config.warm_start.batch_size
+        with clock.measure("time/evaluate"):
+            for first in range(0, len(self._held_out), size):
+                part = self._held_out[first : first + size]
+                for sample, row in zip(
+                    part, run.learner.logprobs(TrainBatch(samples=tuple(part))), strict=True
+                ):
+                    total -= sum(value for bit, value in zip(sample.loss_mask, row, strict=True) if bit)
+                    count += sample.num_sampled_tokens
+        return {"held_out_loss": total / count}
 
 
-def demonstrations(run: Components) -> list[TrainingSample]:
-    """The workload's demonstrations as token sequences."""
-    return demonstration_samples(chat_renderer(run), run.workload.demonstrations, run.tracker.announce)
+def with_epochs(config: TrainConfig, workload: Workload) -> TrainConfig:
+    """The configuration with ``warm_start.num_epochs`` as a number of steps.
+
+    Raises:
+        ConfigError: it has a number of steps too.
+    """
+    own = config.warm_start
+    if not own.num_epochs:
+        return config
+    learned, _ = divided(config, len(workload.demonstrations))
+    steps = max(1, math.ceil(own.num_epochs * len(learned) / own.batch_size))
+    if own.num_steps not in (0, steps):
+        raise ConfigError(
+            f"warm_start.num_epochs={own.num_epochs} and warm_start.num_steps={own.num_steps} both say how "
+            "long the warm start is: set one of them to 0."
+        )
+    return replace(config, warm_start=replace(own, num_steps=steps))
+
+
+def divided(config: TrainConfig, count: int) -> tuple[list[int], list[int]]:
+    """Places of the demonstrations that are learned from, and of those that are held out, by the seed."""
+    share = config.warm_start.held_out_share
+    num_held_out = max(1, round(share * count)) if share else 0
+    held_out = set(random.Random(f"{config.seed}/held out").sample(range(count), min(num_held_out, count)))
+    return [each for each in range(count) if each not in held_out], sorted(held_out)
+
+
+def demonstrations(run: Components, places: Sequence[int] | None = None) -> list[TrainingSample]:
+    """The workload's demonstrations, or those at ``places``, as token sequences.
+
+    Those that are too long for the model or the learner are left out, which the run announces.
+
+    Raises:
+        DatasetError: all of them are.
+    """
+    all_of_them, announce = run.workload.demonstrations, run.tracker.announce
+    chosen = all_of_them if places is None else [all_of_them[place] for place in places]
+    samples = demonstration_samples(chat_renderer(run), chosen, announce)
+    limits = {"learner.micro_batch_tokens": run.config.learner.micro_batch_tokens}
+    config = Path(run.model_path) / "config.json"
+    if config.is_file() and (most := json.loads(config.read_text("utf-8")).get("max_position_embeddings")):
+        limits["the model's max_position_embeddings"] = int(most)
+    name = min(limits, key=lambda each: limits[each])
+    short = [sample for sample in samples if len(sample) <= limits[name]]
+    if len(short) < len(samples):
+        text = (
+            f"{len(samples) - len(short)} of {len(samples)} demonstrations have more than {limits[name]} "
+            f"tokens, which is {name}; the longest has {max(map(len, samples))}."
+        )
+        if not short:
+            raise DatasetError(f"{text} Shorten them, or raise it.")
+        announce(f"{text} They are left out.")
+    return short
 
 
 def chat_renderer(run: Components) -> ChatRenderer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import subprocess
@@ -13,11 +14,16 @@ from machine import wait_until
 from test_train_on_ray import comparable, small_run, weights
 
 from launch.health.inspection import processes_here
+from launch.recipes.task_file import workload_of
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.lock import LOCK
+from launch.run_folder.model_paths import model_folder
+from launch.settings.compose import compose
 from launch.training.stages.preferences import PREFERENCE_STEPS
+from launch.training.stages.warm_start import WARM_START_STEPS
+from launch.training.trainer import run_training
 
 EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
 """So that every rollout of the hardly trained policy is kept, whatever it is worth."""
@@ -105,3 +111,44 @@ def test_preferences_are_learned_and_go_on_from_a_checkpoint(
     assert read_records(stopped / PREFERENCE_STEPS) == records
     expected, resumed = weights(whole, 0), weights(stopped, 0)
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+
+
+def test_file_of_messages_is_learned_without_an_engine(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def no_service(*arguments: Any) -> Any:
+        raise AssertionError("a run that plays nothing has started an engine")
+
+    monkeypatch.setattr("launch.training.start.rollout_service", no_service)
+    rows = [
+        [{"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": f"{n + 1}"}]
+        for n in range(200)
+    ]
+    path, run = tmp_path / "chats.jsonl", tmp_path / "run"
+    path.write_text("".join(f"{json.dumps({'messages': each})}\n" for each in rows))
+    config = compose(
+        [
+            f"demonstrations={path}",
+            f"run.directory={run}",
+            "warm_start={num_epochs: 4, batch_size: 16, held_out_share: 0.1}",
+            "warm_start.optimizer={lr: 3e-3, warmup_steps: 5}",
+        ]
+    )
+    run_training(config, workload_of(config))
+    records = read_records(run / WARM_START_STEPS)
+    assert records[0]["step"] == 0 and records[-1]["step"] == 45, "4 passes of 180 by 16"
+    assert records[-1]["held_out_loss"] < 0.5 * records[0]["held_out_loss"]
+    AutoModelForCausalLM.from_pretrained(model_folder(str(run)))
+    again = compose(
+        [
+            f"demonstrations={path}",
+            f"model.path={run}",
+            f"run.directory={tmp_path / 'again'}",
+            "warm_start.num_epochs=1",
+        ]
+    )
+    run_training(again, workload_of(again))
+    first = read_records(tmp_path / "again" / WARM_START_STEPS)[0]
+    assert abs(first["held_out_loss"] - records[-1]["held_out_loss"]) < 0.2, "it goes on from that run"

@@ -145,9 +145,9 @@ def test_evaluation_plays_its_tasks_once_by_default() -> None:
     config = compose(["recipe=guess", "evaluation.num_tasks=3"])
     workload = load_workload(config.workload, seed=0)
     assert workload.val_dataset is not None and config.rollout.group_size > 1
-    assert list(evaluate.held_out_tasks(config, workload)) == list(workload.val_dataset[:3])
+    assert list(evaluate.held_out_sets(config, workload)[""]) == list(workload.val_dataset[:3])
     config.evaluation.rollouts_per_task = 2
-    assert len(evaluate.held_out_tasks(config, workload)) == 6
+    assert len(evaluate.held_out_sets(config, workload)[""]) == 6
 
 
 @pytest.mark.parametrize("setting", ["server.http_port=65536", "server.num_replicas=0"])

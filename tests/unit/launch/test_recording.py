@@ -17,6 +17,8 @@ from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
 from launch.training.engine_comparison import EngineComparison
 from launch.training.recording import RecordedRollouts, check_tokenizer
+from launch.training.stages.base import parts_needed
+from launch.training.stages.chosen import chosen_stages
 from launch.training.trainer import check_training
 from launch.validation.replay import check_recording, check_replay
 from launch.validation.resources import num_gpus, num_replicas, num_rollout_actors
@@ -202,8 +204,10 @@ def test_replay_needs_no_environment_that_runs_here(tmp_path: Path, caplog: pyte
 
 def test_replay_reserves_nothing_for_engines_and_actors(tmp_path: Path) -> None:
     config = compose(replayed(tmp_path, "run.num_steps=3", "server.engine.num_gpus=1"))
-    assert (num_replicas(config), num_rollout_actors(config), num_gpus(config)) == (0, 0, 0)
-    played = replace(config, run=replace(config.run, replay=None))
+    stages, workload = chosen_stages(config), load_workload(config.workload, config.seed)
+    needed = parts_needed(config, stages, workload)
+    assert (num_replicas(needed), num_rollout_actors(needed), num_gpus(needed)) == (0, 0, 0)
+    played = parts_needed(replace(config, run=replace(config.run, replay=None)), stages, workload)
     assert (num_replicas(played), num_rollout_actors(played)) == (1, config.fleet.num_actors)
 
 

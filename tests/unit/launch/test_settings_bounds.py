@@ -110,7 +110,8 @@ def test_settings_are_at_most_110_and_those_of_later_issues() -> None:
         *(f"preferences.{name}" for name in ("num_steps", "pairs_per_step", "beta", "optimizer")),
         *(f"preferences.{name}" for name in ("sft_coef", "held_out_pairs")),
         "fleet.pairs_per_actor",
-        *("dataset", "held_out", "agent", "reward"),
+        *("dataset", "held_out", "agent", "reward", "demonstrations"),
+        *(f"warm_start.{name}" for name in ("num_epochs", "held_out_share")),
         *(f"run.{name}" for name in ("trackers", "stop_metric", "stop_at")),
         *(f"evaluation.{name}" for name in ("temperature", "top_p")),
     }

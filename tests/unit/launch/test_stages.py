@@ -12,8 +12,9 @@ from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError, DatasetError
 from launch.settings.compose import as_train_config, compose
 from launch.settings.tree import TrainConfig
+from launch.training.stages.base import pass_over
 from launch.training.stages.chosen import chosen_stages
-from launch.training.stages.preferences import Preferences, pass_over, read_reference
+from launch.training.stages.preferences import Preferences, read_reference
 from launch.training.trainer import check_training
 from launch.workload import Workload
 from policies import ToolAgent
@@ -145,7 +146,7 @@ def test_each_pass_takes_every_pair_once() -> None:
     wanted.preferences.pairs_per_step = 3
     stage = Preferences(wanted)
     taken = [index for step in range(10) for index in stage.indices(step, num_pairs=5)]
-    assert taken == [index for number in range(6) for index in pass_over(5, wanted.seed, number)]
+    assert taken == [index for number in range(6) for index in pass_over(5, wanted.seed, stage.name, number)]
     assert sorted(taken[:5]) == sorted(taken[5:10]) == [0, 1, 2, 3, 4]
     assert len(stage.indices(0, num_pairs=2)) == 2, "not more than there are"
 
