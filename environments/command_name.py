@@ -39,12 +39,14 @@ def explained(*others: type[Exception]) -> Callable[[Main], Main]:
     The status is 2 for a ``TroupeError``, or one of ``others``, and 130 for Ctrl-C.
     """
 
+    reasons: tuple[type[Exception], ...] = (TroupeError, *others)
+
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(arguments: list[str]) -> int:
             try:
                 return main(arguments)
-            except (TroupeError, *others) as error:
+            except reasons as error:
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
                 return 2
             except KeyboardInterrupt:
