@@ -49,6 +49,7 @@ _STEPS = "next send throw __next__ GeneratorType Generator isgenerator islice It
 STEPS = set(_STEPS.split())
 NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Bound = ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 N = TypeVar("N", bound=ast.AST)
 
 
@@ -101,8 +102,7 @@ class Usage:
         self.stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.stored |= {node.name for node in self.nodes if isinstance(node, Function | ast.ClassDef)}
         self.stored |= {node.arg for node in self.every(ast.arg)}
-        bound = [*self.every(ast.ExceptHandler), *self.every(ast.MatchAs), *self.every(ast.MatchStar)]
-        self.stored |= {node.name for node in bound if node.name}
+        self.stored |= {node.name for node in self.nodes if isinstance(node, Bound) and node.name}
         self.stored |= {"candidate"} if function else set()
         whole = [each for node in self.every(ast.Import) for each in node.names]
         self.aliases = {each.asname or each.name for each in whole if each.name == "solution"}
@@ -155,7 +155,8 @@ class Usage:
     def first_called(self) -> set[str]:
         if self.unknown or self.function or self.imported or self.aliases:
             return set()
-        called = [name for node in self.every(ast.Assert) or [self.tree] for name in called_names(node)]
+        asserts: list[ast.AST] = [*self.every(ast.Assert)]
+        called = [name for node in asserts or [self.tree] for name in called_names(node)]
         called = [name for name in called if name not in self.stored | self.modules]
         return set([*(name for name in called if name not in USUAL), *called][:1])
 
