@@ -191,7 +191,7 @@ class MultiTurnEnvironment(TaskEnvironment):
     setting ``self.done``.
     """
 
-    own_arguments = ("max_turns",)
+    own_arguments: ClassVar[Collection[str]] = ("max_turns",)
 
     def __init__(self, task: Task | None = None, max_turns: int = 3) -> None:
         if max_turns < 1:
@@ -236,7 +236,7 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
     """Environment of one question and one answer; ``reward_fn`` judges, and its metadata is in the step's
     info."""
 
-    own_arguments = ("reward_fn",)
+    own_arguments: ClassVar[Collection[str]] = ("reward_fn",)
 
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
