@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Never, Self
 
 import ray
@@ -224,12 +223,7 @@ class AgentExecutionEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _execute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
@@ -170,12 +170,28 @@ class BaseEnv(ABC):
         return True
 
 
-class MultiTurnEnvironment(BaseEnv):
+class TaskEnvironment(BaseEnv):
+    """An environment that is made from a task and from arguments of its own."""
+
+    own_arguments: ClassVar[Collection[str]] = ()
+    """Names of the arguments of ``__init__`` beside ``task``."""
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read ``own_arguments``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, cls.own_arguments)
+        make: Callable[..., Self] = cls
+        return make(task=task, **arguments)
+
+
+class MultiTurnEnvironment(TaskEnvironment):
     """A conversation of at most ``max_turns`` turns, each judged by ``get_reward_and_next_obs``.
 
     The task is the first observation and the info of every step. A subclass ends the episode early by
     setting ``self.done``.
     """
+
+    own_arguments: ClassVar[Collection[str]] = ("max_turns",)
 
     def __init__(self, task: Task | None = None, max_turns: int = 3) -> None:
         if max_turns < 1:
@@ -208,12 +224,6 @@ class MultiTurnEnvironment(BaseEnv):
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         """Judge one action; return its reward and the next observation."""
 
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read ``max_turns``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"max_turns"})
-        return cls(task=task, **arguments)
-
     def _known_task(self) -> Task:
         if not isinstance(self.task, dict):
             raise ConfigError(
@@ -225,6 +235,8 @@ class MultiTurnEnvironment(BaseEnv):
 class SingleTurnEnvironment(MultiTurnEnvironment):
     """Environment of one question and one answer; ``reward_fn`` judges, and its metadata is in the step's
     info."""
+
+    own_arguments: ClassVar[Collection[str]] = ("reward_fn",)
 
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
@@ -238,12 +250,6 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         self._reward_output = judge(self.reward_fn, task, action)
         return self._reward_output.reward, {}
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read ``reward_fn``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"reward_fn"})
-        return cls(task=task, **arguments)
 
 
 def judged_success(env: BaseEnv) -> tuple[Any, bool]:

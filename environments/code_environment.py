@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Self
+from typing import Any
 
-from environments.base import MultiTurnEnvironment, Task, split_info
+from environments.base import MultiTurnEnvironment, Task
 from environments.errors import ConfigError, DatasetError
 from environments.rewards.base import RewardFunction, RewardOutput, judge
 from environments.rewards.code.reward import code_reward_fn
@@ -24,6 +24,8 @@ class CodeEnvironment(MultiTurnEnvironment):
     ``sandbox`` is where ``code_reward_fn`` runs the tests, that of this machine by default. A ``reward_fn``
     of your own has its own way to run programs, so only one of the two can be given.
     """
+
+    own_arguments = ("max_turns", "reward_fn", "max_tests", "sandbox")
 
     def __init__(
         self,
@@ -64,12 +66,6 @@ class CodeEnvironment(MultiTurnEnvironment):
             self.done = True
             return output.reward, {}
         return output.reward, {"question": feedback(output, self.max_tests)}
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"max_turns", "reward_fn", "max_tests", "sandbox"})
-        return cls(task=task, **arguments)
 
 
 def feedback(output: RewardOutput, max_tests: int) -> str:

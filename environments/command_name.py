@@ -1,10 +1,18 @@
-"""The commands of Troupe as a person can type them here: for messages that say what to run next."""
+"""The commands of Troupe: as a person can type them here, their arguments, and how they end."""
 
 from __future__ import annotations
 
+import argparse
+import functools
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from environments.errors import TroupeError
+
+Main = Callable[[list[str]], int]
+"""Function of a command: takes the arguments of the command line, and returns the exit status."""
 
 
 def command_name(name: str) -> str:
@@ -17,3 +25,33 @@ def command_name(name: str) -> str:
         return f"troupe {name}"
     python, here = Path(sys.executable), Path.cwd()
     return f"{python.relative_to(here) if python.is_relative_to(here) else 'python'} -m launch.{name}"
+
+
+def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of the arguments of a command, such as "view", whose help shows its description as it is."""
+    layout = argparse.RawTextHelpFormatter
+    return argparse.ArgumentParser(prog=command_name(name), description=description, formatter_class=layout)
+
+
+def explained(*others: type[Exception]) -> Callable[[Main], Main]:
+    """A command's ``main`` that prints the reason of a failure, and returns an exit status for it.
+
+    The status is 2 for a ``TroupeError``, or one of ``others``, and 130 for Ctrl-C.
+    """
+
+    reasons: tuple[type[Exception], ...] = (TroupeError, *others)
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(arguments: list[str]) -> int:
+            try:
+                return main(arguments)
+            except reasons as error:
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                return 2
+            except KeyboardInterrupt:
+                return 130
+
+        return run
+
+    return decorate

@@ -1,8 +1,11 @@
-"""The disk below a file or a folder, for what has to outlive a power failure."""
+"""Files that are written whole, and outlive a power failure."""
 
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,3 +16,19 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path beside ``path``: the file that the block writes there takes its place, whole and on the disk.
+
+    After an error nothing has changed. The name begins with a dot, so that listings leave it out.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield unfinished
+        sync(unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync(path.parent)

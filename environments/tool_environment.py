@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any, ClassVar
 
-from environments.base import BaseEnv, Task, required_reward_fn, split_info
+from environments.base import Task, TaskEnvironment, required_reward_fn
 from environments.errors import AgentError, ConfigError
 from environments.rewards.base import RewardFunction, judge
 from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource, make_tools
@@ -20,7 +20,7 @@ Read = ToolCall | ToolOutput
 """A call, or the error that answers it because it cannot be read."""
 
 
-class ToolEnvironment(BaseEnv):
+class ToolEnvironment(TaskEnvironment):
     """Runs tool calls until the model answers; then ``reward_fn`` judges the answer.
 
     An action is an answer (a text, or a ``finish`` call) or tool calls in the OpenAI shape. A call that
@@ -31,6 +31,8 @@ class ToolEnvironment(BaseEnv):
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
     1 if the episode's answer is a success by the reward function: ``is_correct``, else a reward above 0.
     """
+
+    own_arguments: ClassVar[Collection[str]] = ("tools", "tool_map", "reward_fn", "max_steps")
 
     def __init__(
         self,
@@ -94,12 +96,6 @@ class ToolEnvironment(BaseEnv):
             return {"called": 0.0}
         is_success = self._reward_output is not None and self._reward_output.is_success
         return {"called": 1.0, "success_when_called": float(is_success)}
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"tools", "tool_map", "reward_fn", "max_steps"})
-        return cls(task=task, **arguments)
 
     def _count_from_zero(self) -> None:
         self.step_count = 0
@@ -172,6 +168,8 @@ class MCPEnvironment(ToolEnvironment):
     The agent's side is ``ToolAgent`` with the same server in its ``tools``: both share one process of it.
     """
 
+    own_arguments = ("mcp_server_command", "mcp_server_args", "mcp_server_env", "reward_fn", "max_steps")
+
     def __init__(
         self,
         task: Task | None = None,
@@ -187,10 +185,3 @@ class MCPEnvironment(ToolEnvironment):
             )
         server = MCPServer(command=mcp_server_command, args=mcp_server_args or (), env=mcp_server_env or {})
         super().__init__(task=task, tools=[server], reward_fn=reward_fn, max_steps=max_steps)
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
-        server_keys = {"mcp_server_command", "mcp_server_args", "mcp_server_env"}
-        arguments, task = split_info(info, {*server_keys, "reward_fn", "max_steps"})
-        return cls(task=task, **arguments)

@@ -29,8 +29,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from environments.command_name import command_name
-from environments.errors import TroupeError
+from environments.command_name import command_parser, explained
 from launch.fault_injection.fault import send_signal
 from launch.fault_injection.other_nodes import OtherNodes
 from launch.fault_injection.process_tree import ProcessTree
@@ -111,9 +110,7 @@ def parser() -> argparse.ArgumentParser:
         "--below", type=int, required=True, metavar="PID", help="only this process and its descendants"
     )
     below.add_argument("--seed", type=int, help="of the choice among many")
-    whole = argparse.ArgumentParser(
-        prog=command_name("chaos"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    whole = command_parser("chaos", __doc__)
     commands = whole.add_subparsers(dest="command")
     shown = commands.add_parser("list", help="what runs on this node, by role")
     shown.add_argument("--below", type=int, metavar="PID", help="only this process and its descendants")
@@ -145,26 +142,23 @@ def _positive(text: str) -> float:
     return number
 
 
+@explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 1 a storm has broken the run, 2 not done, for a reason
     that was printed.
     """
     options = parser().parse_args(arguments)
-    try:
-        present = members(options.below)
-        if options.command == "storm":
-            return storm(options)
-        if options.command == "list":
-            for member in present:
-                state = "  (stopped)" if member.stopped else ""
-                sys.stdout.write(f"{member.role:<10}  {member.pid}{state}\n")
-        else:
-            signal_number = SIGNALS[options.command]
-            member = send_signal(options.role, signal_number, options.below, random.Random(options.seed))
-            sys.stdout.write(f"{signal_number.name} to the {member.role} {member.pid}.\n")
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    present = members(options.below)
+    if options.command == "storm":
+        return storm(options)
+    if options.command == "list":
+        for member in present:
+            state = "  (stopped)" if member.stopped else ""
+            sys.stdout.write(f"{member.role:<10}  {member.pid}{state}\n")
+    else:
+        signal_number = SIGNALS[options.command]
+        member = send_signal(options.role, signal_number, options.below, random.Random(options.seed))
+        sys.stdout.write(f"{signal_number.name} to the {member.role} {member.pid}.\n")
     return 0
 
 

@@ -232,9 +232,8 @@ COMMAND = Command(
 )
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; return its exit status."""
-    return COMMAND.run(arguments)
+main = COMMAND.run
+"""Function that runs the command with its arguments, and returns its exit status."""
 
 
 if __name__ == "__main__":

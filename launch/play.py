@@ -10,7 +10,6 @@ training, in this process. An answer ends with an empty line.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from functools import partial
@@ -18,7 +17,7 @@ from functools import partial
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.bounds import check_bounds
-from environments.command_name import command_name
+from environments.command_name import command_parser
 from environments.errors import ConfigError, SamplerError
 from environments.types import Completion, Message, Trajectory
 from launch.recipes.task_file import workload_of
@@ -114,9 +113,7 @@ def play_and_show(config: TrainConfig, task: int, base_url: str | None, model: s
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog=command_name("play"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("play", __doc__)
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.learning.learner_group import LearnerGroup
-from environments.command_name import command_name
-from environments.errors import TroupeError
+from environments.command_name import command_parser, explained
 from environments.types import TrajectoryGroup
 from launch.run_folder.lock import writing_to
 from launch.settings.tree import TrainConfig
@@ -201,9 +200,7 @@ def _group_cell(group_id: str, update: Recomputed) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    options = argparse.ArgumentParser(
-        prog=command_name("replay"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    options = command_parser("replay", __doc__)
     options.add_argument("run", type=Path, help="folder of a run, its run.directory")
     options.add_argument("--update", type=int, required=True, help="number of the update, from 1")
     options.add_argument(
@@ -227,20 +224,15 @@ def scratch_folder(run: Path) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
+@explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 the same, 1 something differs, 2 for a printed reason."""
     options = parser().parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)
-    try:
-        run = PastRun(options.run)
-        with scratch_folder(options.run) as scratch, ray_session():
-            replayed = Replay(run, scratch, started_learner, print).replay(options.update, change)
-        return 0 if replayed.is_same else 1
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    run = PastRun(options.run)
+    with scratch_folder(options.run) as scratch, ray_session():
+        replayed = Replay(run, scratch, started_learner, print).replay(options.update, change)
+    return 0 if replayed.is_same else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ much.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -27,8 +26,8 @@ from actors.ray_tools.connect import join
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
 from actors.serving.replicas import policy_servers, resize
-from environments.command_name import command_name
-from environments.errors import ConfigError, TroupeError
+from environments.command_name import command_parser, explained
+from environments.errors import ConfigError
 
 
 def fleets() -> dict[str, ray.actor.ActorHandle]:
@@ -57,11 +56,10 @@ def summary_line(status: FleetStatus) -> str:
     )
 
 
+@explained(RayError)
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
-    parser = argparse.ArgumentParser(
-        prog=command_name("scale"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("scale", __doc__)
     parser.add_argument("--actors", type=int, metavar="N", help="rollout actors from now on")
     parser.add_argument("--fleet", help="its name, where there are several")
     parser.add_argument("--replicas", type=int, metavar="N", help="replicas of the policy from now on")
@@ -91,9 +89,6 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(f"{name}: replicas {replicas}\n")
         if not present and not servers:
             sys.stdout.write("No run is going on in this cluster.\n")
-    except (TroupeError, RayError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
     finally:
         ray.shutdown()
     return 0

@@ -21,8 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.ray_tools.connect import join
-from environments.command_name import command_name
-from environments.errors import TroupeError
+from environments.command_name import command_parser, explained
 from launch.health.heartbeat import run_heartbeats
 from launch.health.inspection import inspect
 from launch.health.run_report import RunReport, as_data, report_text
@@ -45,11 +44,10 @@ def render(states: list[RunReport], is_json: bool) -> str:
     return "".join(f"{report_text(state)}\n" for state in states) or NOTHING
 
 
+@explained(RayError)
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
-    parser = argparse.ArgumentParser(
-        prog=command_name("status"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("status", __doc__)
     parser.add_argument("--address", help="HOST:PORT of the cluster, if this machine has none or several")
     parser.add_argument("--every", type=seconds, metavar="SECONDS", help="look again, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print data instead of text")
@@ -64,9 +62,6 @@ def main(arguments: list[str]) -> int:
             time.sleep(options.every)
     except KeyboardInterrupt:
         return 0
-    except (TroupeError, RayError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
     finally:
         ray.shutdown()
 

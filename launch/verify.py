@@ -15,31 +15,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from environments.command_name import command_name
-from environments.errors import TroupeError
+from environments.command_name import command_parser, explained
 from launch.reporting.audit import audit, is_complete, read_run, score_reached
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    options = argparse.ArgumentParser(
-        prog=command_name("verify"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    options = command_parser("verify", __doc__)
     options.add_argument("run", type=Path, help="folder of a run, its run.directory")
     options.add_argument("--ended", action="store_true", help="check too that all updates were made")
     options.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
     return options
 
 
+@explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 sound, 1 broken, 2 not checked, for a printed reason."""
     options = parser().parse_args(arguments)
-    try:
-        run = read_run(options.run)
-        findings = audit(run)
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    run = read_run(options.run)
+    findings = audit(run)
     if options.ended:
         findings.append(is_complete(run))
     if options.score is not None:

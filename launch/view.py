@@ -9,15 +9,14 @@ talk with a model that is served (TROUPE_API_KEY is its key). It listens on this
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from environments.command_name import command_name
-from environments.errors import ConfigError, TroupeError
+from environments.command_name import command_parser, explained
+from environments.errors import ConfigError
 from launch.reporting.tracker import METRICS
 from launch.run_folder.model_paths import RUNS
 from launch.run_folder.trajectory_log import FOLDER
@@ -65,23 +64,18 @@ def check_server(address: str) -> None:
         raise ConfigError(f"--server {address} is no address of a server: write {SERVER}.")
 
 
+@explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
-    parser = argparse.ArgumentParser(
-        prog=command_name("view"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("view", __doc__)
     parser.add_argument("runs", nargs="*", help="folders of runs")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--address", help="HOST:PORT of the cluster where they run, if several are here")
     parser.add_argument("--server", default=SERVER, help="address of the policy server to talk to")
     options = parser.parse_args(arguments)
-    try:
-        folders = run_folders(options.runs)
-        check_port(options.port)
-        check_server(options.server)
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    folders = run_folders(options.runs)
+    check_port(options.port)
+    check_server(options.server)
     import uvicorn
 
     from launch.viewing.pages import application

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
+from policies.settings import json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,14 +57,14 @@ def check_files(folder: Path) -> None:
     Raises:
         ConfigError: names the file.
     """
-    config = _read_json(folder / CONFIG)
+    config = json_object(folder / CONFIG)
     _check_type(folder, config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(
             f"The folder {folder} holds no weights, such as model.safetensors: write them with "
             "model.save_pretrained(folder), or copy the missing files."
         )
-    index = _read_json(folder / INDEX) if (folder / INDEX).is_file() else {}
+    index = json_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     for name in sorted(set(index.get("weight_map", {}).values())):
         if not (folder / name).is_file():
             raise ConfigError(
@@ -114,23 +114,13 @@ def _check_safetensors(path: Path, vocab_size: int | None) -> None:
 
 def _check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Each token has a row of the embedding. Raises ``ConfigError``."""
-    size = _vocab_size(_read_json(folder / CONFIG))
+    size = _vocab_size(json_object(folder / CONFIG))
     largest = max(tokenizer.get_vocab().values())
     if size is not None and largest >= size:
         raise ConfigError(
             f"The tokenizer of {folder} has tokens up to number {largest}, and {CONFIG} has vocab_size="
             f"{size}: take both files from the same model, or enlarge the model by resize_token_embeddings."
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): copy or write it again.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds a {type(content).__name__}, and has to hold a JSON object.")
-    return content
 
 
 def _check_hub(name: str) -> None:

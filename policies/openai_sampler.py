@@ -95,12 +95,16 @@ class OpenAISampler(Sampler):
                 )
         self._base_url = base_url
         self._model = model
-        self._api_key = api_key
-        self._timeout_seconds = timeout_seconds
         self._api_retries = api_retries
+        self._connection: dict[str, Any] = {
+            "base_url": base_url,
+            "api_key": api_key,
+            "timeout": timeout_seconds,
+            "max_retries": api_retries,
+            "default_headers": dict(default_headers or {}),
+        }
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._extra_body = dict(extra_body or {})
-        self._default_headers = dict(default_headers or {})
         self._renderer = _load_renderer(tokenizer_path, chat_template_kwargs) if tokenizer_path else None
         self._asks_for_tokens = True
         self._limit_name = "max_tokens"
@@ -214,14 +218,7 @@ class OpenAISampler(Sampler):
 
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
-            client = AsyncOpenAI(
-                base_url=self._base_url,
-                api_key=self._api_key,
-                timeout=self._timeout_seconds,
-                max_retries=self._api_retries,
-                default_headers=self._default_headers,
-            )
-            self._client = (loop, client)
+            self._client = loop, AsyncOpenAI(**self._connection)
         return self._client[1]
 
     def _completion(

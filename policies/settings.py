@@ -81,11 +81,15 @@ class EngineConfig:
 
 def adapter_config(folder: str | Path) -> dict[str, Any]:
     """The adapter's configuration in peft's format. Raises ``ConfigError`` if it cannot be read."""
-    path = Path(folder) / ADAPTER_CONFIG
+    return json_object(Path(folder) / ADAPTER_CONFIG)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model or an adapter. Raises ``ConfigError`` if it cannot be read."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): copy or write it again.") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} holds a {type(config).__name__}, and has to hold a JSON object.")
-    return config
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds a {type(content).__name__}, and has to hold a JSON object.")
+    return content

@@ -26,7 +26,7 @@ from typing import Any
 from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.rollouts.rollout import Pair
-from environments.base import BaseEnv, Task, split_info
+from environments.base import BaseEnv, Task, TaskEnvironment
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardOutput, judge
 from environments.thoughts import split_thought
@@ -119,7 +119,7 @@ class FunctionAgent(BaseAgent):
         return f"{changed} changed by the template"
 
 
-class FunctionEnv(BaseEnv):
+class FunctionEnv(TaskEnvironment):
     """Runs a rollout function on a task, and makes its calls the turns of an episode.
 
     Args:
@@ -127,6 +127,8 @@ class FunctionEnv(BaseEnv):
         task: its first argument.
         parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
     """
+
+    own_arguments = ("rollout", "parser_name")
 
     def __init__(
         self,
@@ -141,12 +143,6 @@ class FunctionEnv(BaseEnv):
         self._waiting: WaitingCall | None = None
         self._end: ProgramEnd | None = None
         self._num_tool_calls = self._num_foreign = self._num_branches = 0
-
-    @staticmethod
-    def from_dict(info: Json) -> FunctionEnv:
-        """Read ``rollout`` and ``parser_name``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"rollout", "parser_name"})
-        return FunctionEnv(task=task, **arguments)
 
     def reset(self) -> tuple[Any, Json]:
         self._program = Program(self._rollout, self._task, self._calls)

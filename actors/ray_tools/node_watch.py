@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.ray_tools.placement import start_actor
+from actors.ray_tools.placement import on_node, start_actor
 from actors.timing import NODE_PROBE_SECONDS, NODE_SILENCE_SECONDS
 
 
@@ -95,8 +94,7 @@ class NodeWatch:
 
         Seconds are counted one by one: those in which this process itself was stopped are not the node's.
         """
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        probe = start_actor(NodeProbe, scheduling_strategy=where)
+        probe = start_actor(NodeProbe, **on_node(node))
         try:
             await probe.respond.remote()  # its process starts: for how long says nothing
             missed = 0

@@ -14,13 +14,17 @@ EVERYWHERE = {"scheduling_strategy": "SPREAD"}
 few nodes."""
 
 
+def on_node(node: str) -> dict[str, Any]:
+    """Ray options of an actor or a task on the node of this id, and on no other."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
 def beside_driver() -> dict[str, Any]:
     """Ray options of an actor that a run cannot do without: it lives on the node of this process.
 
     Ray puts actors that reserve nothing on any node; the run would end with that node then.
     """
-    node = ray.get_runtime_context().get_node_id()
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    return on_node(ray.get_runtime_context().get_node_id())
 
 
 def start_actor(actor_class: Any, *arguments: object, **options: object) -> ray.actor.ActorHandle:

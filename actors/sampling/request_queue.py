@@ -205,7 +205,7 @@ class RequestQueue:
         return [*self._lines.values(), *(each.line for each in self._replicas.values())]
 
     def _all_are_busy(self) -> bool:
-        loads = [_load(replica) for replica in self._replicas.values() if replica.is_live]
+        loads = [len(replica.held) for replica in self._replicas.values() if replica.is_live]
         return min(loads, default=0) >= BUSY_REQUESTS
 
     def _gathered(self) -> None:
@@ -434,11 +434,6 @@ class RequestQueue:
                 for each in self._replicas.values()
             },
         )
-
-
-def _load(replica: _Replica) -> int:
-    """Number of requests that it has."""
-    return len(replica.held)
 
 
 def _end(poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]]) -> None:

@@ -18,12 +18,12 @@ from ray import serve
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from actors.serving.address import public_address, public_path
 from actors.serving.errors import error_body, reject
 from actors.serving.events import EVENTS, event
-from actors.serving.intake import OPEN_PATHS
+from actors.serving.intake import OPEN_PATHS, HttpMiddleware
 from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, sent_keys, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
@@ -212,16 +212,10 @@ class Access:
         return self._callers[name]
 
 
-class AccessControl:
-    """ASGI middleware in front of all routes: it asks the replica's ``access``, and ends long requests."""
+class AccessControl(HttpMiddleware):
+    """Stands in front of all routes: it asks the replica's ``access``, and ends long requests."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         access: Access = serve.get_replica_context().servable_object.access
         scope = _as_served(scope, access.path)
         headers = Headers(scope=scope)

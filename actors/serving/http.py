@@ -12,13 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from actors.served_agents.recorder import RECORDED_HEADER, may_be_recorded
 from actors.serving.access import AccessControl
 from actors.serving.errors import error_response, reject
 from actors.serving.events import EVENTS, event
-from actors.serving.intake import AdmissionPacing
+from actors.serving.intake import AdmissionPacing, HttpMiddleware
 from environments.command_name import command_name
 from environments.errors import TroupeError
 from policies.agent_api.context import IdempotencyKey, RequestContext
@@ -28,16 +28,10 @@ from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 
 
-class BodyLimit:
+class BodyLimit(HttpMiddleware):
     """Reads the body of a request before anything else does, and ends those too large or too slow."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(MAX_BODY_SECONDS):
                 body = await _body(scope, receive)

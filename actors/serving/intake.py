@@ -7,6 +7,7 @@ a small step in every round of the loop, and whoever asks something on the side 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from weakref import WeakKeyDictionary
 
 from starlette.middleware import Middleware
@@ -24,19 +25,33 @@ PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:p
 """Has Serve's proxies use ``AdmissionPacing``, where it is in the environment of Serve's controller."""
 
 
-class AdmissionPacing:
-    """ASGI middleware: requests begin in the order in which they come, and not all at once."""
+class HttpMiddleware(ABC):
+    """ASGI middleware for requests over HTTP; all else goes by."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, by the application if at all."""
+
+
+class AdmissionPacing(HttpMiddleware):
+    """Lets requests begin in the order in which they come, and not all at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app)
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         """Semaphores by loop: several may serve one application, one after the other."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == ROUTES_PATH:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == ROUTES_PATH:
             await Response(status_code=404)(scope, receive, send)
             return
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in OPEN_PATHS:
             loop = asyncio.get_running_loop()
             places = self._places.setdefault(loop, asyncio.Semaphore(AT_ONCE))
             await places.acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import Scope
@@ -22,42 +23,19 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "troupe_http_requests",
-            "Requests by route, status and key.",
-            ("route", "status", "key"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "troupe_http_request_seconds",
-            "Time to the whole answer.",
-            ("route",),
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._first_seconds = Histogram(
-            "troupe_http_first_event_seconds",
-            "Time to the first event of a stream, which has its first token.",
-            ("route",),
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._open = Gauge(
-            "troupe_http_open_requests", "Requests that are being answered.", registry=registry
-        )
-        self._tokens = Counter(
-            "troupe_http_tokens",
-            "Tokens of prompts and answers, by model and key.",
-            ("model", "key"),
-            registry=registry,
-        )
-        self._episodes = Counter(
-            "troupe_agent_episodes",
-            "Episodes of agents, by how they have ended.",
-            ("agent", "end"),
-            registry=registry,
-        )
+        self._registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self._registry), partial(Gauge, registry=self._registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self._registry)
+        text = "Requests by route, status and key."
+        self._requests = counter("troupe_http_requests", text, ("route", "status", "key"))
+        self._seconds = histogram("troupe_http_request_seconds", "Time to the whole answer.", ("route",))
+        text = "Time to the first event of a stream, which has its first token."
+        self._first_seconds = histogram("troupe_http_first_event_seconds", text, ("route",))
+        self._open = gauge("troupe_http_open_requests", "Requests that are being answered.")
+        text = "Tokens of prompts and answers, by model and key."
+        self._tokens = counter("troupe_http_tokens", text, ("model", "key"))
+        text = "Episodes of agents, by how they have ended."
+        self._episodes = counter("troupe_agent_episodes", text, ("agent", "end"))
 
     def begin(self) -> None:
         """Count an open request."""

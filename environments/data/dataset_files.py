@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import re
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from environments.disk import replaced
 from environments.errors import DatasetError
 
 Row = dict[str, Any]
@@ -53,16 +52,8 @@ def read_rows(path: Path) -> Iterator[Row]:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replace the file at ``path`` by JSON lines, or, if anything goes wrong, leave it as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic only within a file system; hidden from the listings.
-    unfinished = path.parent / f".{path.stem}.{uuid.uuid4().hex}.unfinished"
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replaced(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def plain_rows(rows: Iterable[Any]) -> Iterator[Row]:

@@ -18,11 +18,11 @@ from itertools import chain
 from pathlib import Path
 
 from environments.bounds import near_name
-from environments.command_name import command_name
+from environments.command_name import command_name, explained
 from environments.data.dataset_files import READERS, Row, read_rows, without_filling
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import EMPTY, QUESTIONS, column_of, marked_answer
-from environments.errors import DatasetError, TroupeError
+from environments.errors import DatasetError
 from environments.rewards.boxed import last_boxed
 
 CORPUS = "search_corpus"
@@ -317,6 +317,7 @@ def report(name: str, splits: Sequence[Dataset], notes: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+@explained()
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status: 0, or 2 for a printed reason."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -333,11 +334,7 @@ def main(arguments: Sequence[str]) -> int:
         "--leave-out", action="store_true", help="leave out rows without a question or an answer"
     )
     given = options.parse_args(arguments)
-    try:
-        splits, notes = prepare(given.name, given.places, given.leave_out)
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    splits, notes = prepare(given.name, given.places, given.leave_out)
     sys.stdout.write(report(given.name, splits, notes))
     return 0
 

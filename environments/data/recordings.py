@@ -237,16 +237,13 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     kept = Recordings(folder, keep_days)
     found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
     whole = [each for each in found.values() if _is_whole(each, found)]
-    recordings = [_recording(folder, each) for each in sorted(whole, key=_age_key)]
+    whole.sort(key=lambda each: (each.created, each.answer_id))
+    recordings = [_recording(folder, each) for each in whole]
     read = [each for each in recordings if each is not None]
     ids = [each.answer.answer_id for each in read]
     reading = Reading(reader=reader, time=int(time.time()), answers=ids)
     _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
     return read
-
-
-def _age_key(answer: RecordedAnswer) -> tuple[int, str]:
-    return answer.created, answer.answer_id
 
 
 def _is_whole(answer: RecordedAnswer, found: dict[str, RecordedAnswer]) -> bool:

@@ -150,13 +150,7 @@ def close_files(directory: str, file_bytes: int) -> bool:
         set_mount("/", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
         for device in devices:
             set_mount(device, 0, clear=MOUNT_ATTR_NODEV)
-        mount(
-            "tmpfs",
-            directory,
-            "tmpfs",
-            MS_NOSUID | MS_NODEV,
-            f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700",
-        )
+        mount_in_memory(directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
     except OSError:
         return False
     return True
@@ -179,7 +173,7 @@ def hide_files(directory: str, file_bytes: int) -> bool:
     root = directory
     try:
         mount(None, "/", None, MS_REC | MS_PRIVATE)
-        mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+        mount_in_memory(root, "mode=0755")
         for path in seen_paths():
             make_place(root + path, os.path.isdir(path))
             mount(path, root + path, None, MS_BIND | MS_REC)
@@ -198,13 +192,7 @@ def hide_files(directory: str, file_bytes: int) -> bool:
         except OSError:
             mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
             set_mount(f"{root}/proc", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY)
-        mount(
-            "tmpfs",
-            root + directory,
-            "tmpfs",
-            MS_NOSUID | MS_NODEV,
-            f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700",
-        )
+        mount_in_memory(root + directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
         os.chroot(root)  # without capabilities, nothing leads out of it
     except OSError:
         libc.umount2(os.fsencode(root), MNT_DETACH)
@@ -365,6 +353,10 @@ def write(path: str, text: str) -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     checked(libc.mount(*texts[:3], flags, texts[3]))
+
+
+def mount_in_memory(target: str, options: str) -> None:
+    mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def set_mount(target: str, scope: int, put: int = 0, clear: int = 0) -> None:

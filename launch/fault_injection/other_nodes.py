@@ -8,10 +8,9 @@ from contextlib import suppress
 import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_tools.connect import join
-from actors.ray_tools.placement import start_actor
+from actors.ray_tools.placement import on_node, start_actor
 from launch.fault_injection.fault import Fault
 from launch.health.members import Member, members
 
@@ -54,8 +53,7 @@ class OtherNodes:
         seconds = dict.fromkeys(self._injectors, LIST_SECONDS)
         for node in (each["NodeID"] for each in ray.nodes() if each["Alive"]):
             if node not in self._injectors and node != self._own:
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
-                self._injectors[node] = start_actor(FaultInjector, node, scheduling_strategy=where)
+                self._injectors[node] = start_actor(FaultInjector, node, **on_node(node))
                 seconds[node] = FIRST_LIST_SECONDS
         answers = {node: injector.present.remote() for node, injector in self._injectors.items()}
         found: list[Member] = []

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.ray_tools.placement import on_node
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
 from actors.timing import INSPECTION_SECONDS
 from environments.errors import ConfigError
@@ -28,7 +28,7 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
     """The state of the run that ``heartbeat`` is of, as far as its parts answer."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     other_nodes = {
-        node["NodeManagerHostname"]: _processes_on(node["NodeID"])
+        node["NodeManagerHostname"]: _processes.options(**on_node(node["NodeID"])).remote()
         for node in nodes
         if node["NodeManagerHostname"] != socket.gethostname()
     }
@@ -116,9 +116,3 @@ def ray_lives() -> bool:
 @ray.remote(num_cpus=0, max_retries=0)
 def _processes() -> Sequence[Process]:
     return processes_here()
-
-
-def _processes_on(node_id: str) -> ray.ObjectRef:
-    """``processes_here`` of another node."""
-    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return _processes.options(scheduling_strategy=where).remote()

@@ -11,7 +11,6 @@ event. ``tests/unit/launch/test_inspect_log.py`` has inspect_ai read it all back
 from __future__ import annotations
 
 import json
-import os
 import uuid
 import zipfile
 from collections import Counter
@@ -23,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from environments.data.trajectory_json import plain_json
+from environments.disk import replaced
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
@@ -68,11 +68,11 @@ class InspectLog:
             ConfigError: it cannot be written.
         """
         target = folder / f"{self.name}.eval"
-        temporary = folder / f".{target.name}.tmp"
         summaries, epochs = [], Counter[str]()
         with (
             writing_to(folder),
-            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+            replaced(target) as unfinished,
+            zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         ):
             for each in kept:
                 epochs[_sample_id(each)] += 1
@@ -81,8 +81,6 @@ class InspectLog:
                 archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
             archive.writestr("summaries.json", json.dumps(summaries))
             archive.writestr("header.json", json.dumps(self._header(kept, epochs)))
-        with writing_to(folder):
-            os.replace(temporary, target)
         return target
 
     def _header(self, kept: Sequence[KeptTrajectory], epochs: Counter[str]) -> Json:

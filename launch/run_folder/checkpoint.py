@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
-from environments.disk import sync
+from environments.disk import replaced, sync
 from environments.errors import ConfigError
 from environments.types import JudgedBy, Trajectory
 
@@ -260,11 +260,8 @@ class CheckpointFolder:
         sync(self._directory)
 
     def _write_pointer(self, pointer: str, text: str) -> None:
-        temporary = self._directory / f".{pointer}.tmp"
-        temporary.write_text(text + "\n", encoding="utf-8")
-        sync(temporary)
-        os.replace(temporary, self._directory / pointer)
-        sync(self._directory)
+        with replaced(self._directory / pointer) as unfinished:
+            unfinished.write_text(text + "\n", encoding="utf-8")
 
     def _best(self) -> tuple[str, str, float] | None:
         """Name, metric and value of the best checkpoint, if it is there."""

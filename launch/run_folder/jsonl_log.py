@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from environments.disk import replaced
 from environments.errors import TroupeError
 
 
@@ -25,12 +26,8 @@ class JsonlLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.kept = [record for record in read_records(path) if record["step"] <= last_step]
         """Records that were there already and stay."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(_line(record) for record in self.kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with replaced(path) as unfinished:
+            unfinished.write_text("".join(map(_line, self.kept)), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: dict[str, Any]) -> None:

@@ -41,8 +41,7 @@ def model_folder(path: str) -> str:
                 f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
             )
         return path
-    latest = CheckpointFolder(given, kept=1).latest()
-    candidates = [given, given / HUGGINGFACE, *([latest / HUGGINGFACE] if latest else [])]
+    candidates = _candidates(given, HUGGINGFACE)
     for folder in candidates:
         if (folder / "config.json").is_file():
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
@@ -64,9 +63,7 @@ def adapter_folder(name: str, path: str) -> str:
     Raises:
         ConfigError: there is no adapter.
     """
-    given = Path(path)
-    latest = CheckpointFolder(given, kept=1).latest()
-    candidates = [given, given / ADAPTER, *([latest / ADAPTER] if latest else [])]
+    candidates = _candidates(Path(path), ADAPTER)
     for folder in candidates:
         if (folder / ADAPTER_CONFIG).is_file():
             if "r" not in adapter_config(folder):
@@ -79,6 +76,12 @@ def adapter_folder(name: str, path: str) -> str:
         f"{', '.join(str(folder) for folder in candidates)}): name a folder in peft's format, or a run or "
         "checkpoint that was trained with learner.lora.rank."
     )
+
+
+def _candidates(given: Path, part: str) -> list[Path]:
+    """Folders that a path may mean: itself, or a part of a checkpoint, or of the newest one of a run."""
+    latest = CheckpointFolder(given, kept=1).latest()
+    return [given, given / part, *([latest / part] if latest else [])]
 
 
 def policy_version(folder: str) -> int:

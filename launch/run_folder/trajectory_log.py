@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.disk import replaced
 from environments.errors import TroupeError
 from environments.types import Completion, Trajectory, TrajectoryGroup
 
@@ -88,10 +88,8 @@ class TrajectoryLog:
             return
         path = trajectory_path(self.directory, kind, step)
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with replaced(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        os.replace(temporary, path)
         for older in kept_steps(self.directory, kind)[: -self.num_kept]:
             trajectory_path(self.directory, kind, older).unlink(missing_ok=True)
 

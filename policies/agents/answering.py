@@ -8,8 +8,8 @@ from typing import Any
 
 from environments.errors import AgentError
 from environments.thoughts import split_thought
-from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent
+from environments.types import Action, Message
+from policies.agents.base import HistoryAgent
 
 MATH_INSTRUCTION = "Let's think step by step, and put your final answer within \\boxed{}."
 REVIEW = "Your previous answer may contain a mistake. Please review it."
@@ -20,7 +20,7 @@ CODE_INSTRUCTION = (
 REPAIR = "Find the mistake, and give the complete repaired program in one block fenced by ```python and ```."
 
 
-class AnsweringAgent(BaseAgent):
+class AnsweringAgent(HistoryAgent):
     """Turns each observation into a user message by ``_request``; the action is the whole response.
 
     Args:
@@ -36,10 +36,6 @@ class AnsweringAgent(BaseAgent):
     def _request(self, observation: Any) -> str:
         """The next user message. Raises ``AgentError`` for an observation that it cannot be made from."""
 
-    def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self.messages: list[Message] = []
-
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
@@ -48,18 +44,11 @@ class AnsweringAgent(BaseAgent):
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         self.messages.append({"role": "assistant", "content": response})
-        step = Step(
-            chat_completions=self.chat_completions,
-            thought=split_thought(response)[0],
-            action=response,
-            model_response=response,
-        )
-        self.trajectory.steps.append(step)
-        return Action(action=response)
+        return self._acted(response, split_thought(response)[0], response)
 
     @property
     def chat_completions(self) -> list[Message]:
-        messages = copy.deepcopy(self.messages)
+        messages = super().chat_completions
         if not self.accumulate_thinking:
             for message in messages[:-1]:
                 if message["role"] == "assistant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -88,6 +89,27 @@ class BaseAgent(ABC):
         """The last step, or ``None`` before the first."""
         steps = self.trajectory.steps
         return steps[-1] if steps else None
+
+
+class HistoryAgent(BaseAgent):
+    """An agent to which ``messages`` are all that has been said, and all that the model sees."""
+
+    messages: list[Message]
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return copy.deepcopy(self.messages)
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self.messages = []
+
+    def _acted(self, response: str, thought: str, action: Any) -> Action:
+        """Append the step that ends with ``response``, which is in the history, and return its action."""
+        history = self.chat_completions
+        step = Step(chat_completions=history, thought=thought, action=action, model_response=response)
+        self.trajectory.steps.append(step)
+        return Action(action=action)
 
 
 def text_of(observation: Any, agent: BaseAgent) -> str:

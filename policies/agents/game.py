@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from environments.thoughts import split_thought
-from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, text_of
+from environments.types import Action
+from policies.agents.base import HistoryAgent, text_of
 
 
-class GameAgent(BaseAgent):
+class GameAgent(HistoryAgent):
     """Shows every observation to the model as a user message; the action is the response without its thought.
 
     An observation is a string, or a dict whose ``"question"`` is shown; an empty one is not shown.
@@ -21,8 +20,7 @@ class GameAgent(BaseAgent):
         self.reset()
 
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self.messages: list[Message] = []
+        super().reset()
         if self._system_prompt:
             self.messages.append({"role": "system", "content": self._system_prompt})
 
@@ -35,12 +33,4 @@ class GameAgent(BaseAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         self.messages.append({"role": "assistant", "content": response})
         thought, move = split_thought(response)
-        step = Step(
-            chat_completions=self.chat_completions, thought=thought, action=move, model_response=response
-        )
-        self.trajectory.steps.append(step)
-        return Action(action=move)
-
-    @property
-    def chat_completions(self) -> list[Message]:
-        return copy.deepcopy(self.messages)
+        return self._acted(response, thought, move)

@@ -8,12 +8,12 @@ from typing import Any
 
 from environments.errors import AgentError
 from environments.thoughts import split_thought
-from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent
+from environments.types import Action, Message
+from policies.agents.base import HistoryAgent
 from policies.agents.parsers import get_tool_parser
 
 
-class MessagesAgent(BaseAgent):
+class MessagesAgent(HistoryAgent):
     """Shows the model exactly the messages of the observation; the action is an assistant message.
 
     An observation is ``{"messages": [...], "tools": [...]}``: the conversation to be answered and the
@@ -38,12 +38,11 @@ class MessagesAgent(BaseAgent):
         return copy.deepcopy(self._tools) if self._tools and self._parser.tools_in == "template" else None
 
     def reset(self) -> None:
-        self._trajectory = Trajectory()
+        super().reset()
         self._num_calls = 0
         self._tools: list[dict[str, Any]] = []
         self._answers: list[tuple[Message, Message]] = []
         """Each action, and how it stands in the prompt."""
-        self.messages: list[Message] = []
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
@@ -77,15 +76,7 @@ class MessagesAgent(BaseAgent):
             message["tool_calls"] = [self._numbered(call.to_openai()) for call in calls]
         self._answers.append((copy.deepcopy(message), shown))
         self.messages.append(shown)
-        step = Step(
-            chat_completions=self.chat_completions, thought=thought, action=message, model_response=response
-        )
-        self.trajectory.steps.append(step)
-        return Action(action=message)
-
-    @property
-    def chat_completions(self) -> list[Message]:
-        return copy.deepcopy(self.messages)
+        return self._acted(response, thought, message)
 
     def _as_said(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with the original responses: found by their exact texts where the environment keeps

@@ -11,8 +11,8 @@ from environments.thoughts import split_thought
 from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL, openai_schema
-from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, text_of
+from environments.types import Action, Message
+from policies.agents.base import HistoryAgent, text_of
 from policies.agents.parsers import ToolParser, get_tool_parser
 
 TOOL_SYSTEM_PROMPT = (
@@ -21,7 +21,7 @@ TOOL_SYSTEM_PROMPT = (
 )
 
 
-class ToolAgent(BaseAgent):
+class ToolAgent(HistoryAgent):
     """Explains the tools to the model, and parses its calls, unless the server has parsed them.
 
     The action is a list of calls in OpenAI's shape, ``{"id", "type": "function", "function": {"name",
@@ -79,9 +79,8 @@ class ToolAgent(BaseAgent):
         return copy.deepcopy(self._tool_schemas)
 
     def reset(self) -> None:
-        self._trajectory = Trajectory()
+        super().reset()
         self._num_calls = 0
-        self.messages: list[Message] = []
         parts = [part for part in (self.system_prompt, self.tools_prompt) if part]
         if parts:
             self.messages.append({"role": "system", "content": self.tool_parser.separator.join(parts)})
@@ -106,15 +105,7 @@ class ToolAgent(BaseAgent):
             calls = [self._numbered(call) for call in self.tool_parser.parse(answer)]
             calls = calls or [self._numbered(ToolCall(FINISH, {"response": response}))]
         self.messages.append(message)
-        step = Step(
-            chat_completions=self.chat_completions, thought=thought, action=calls, model_response=response
-        )
-        self.trajectory.steps.append(step)
-        return Action(action=calls)
-
-    @property
-    def chat_completions(self) -> list[Message]:
-        return copy.deepcopy(self.messages)
+        return self._acted(response, thought, calls)
 
     def _format_observation_as_messages(self, obs: Any) -> list[Message]:
         """Tool outputs as tool messages, any other text as a user message, and none if it is empty.

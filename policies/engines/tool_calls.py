@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,16 +55,10 @@ class VLLMParser(ToolParser):
         self._name = name
         self._tokenizer = tokenizer
         self._kind = _parser_class(name)
-        try:
-            self._request = ChatCompletionRequest(
-                messages=[], tools=[openai_schema(schema) for schema in schemas] or None
-            )
+        with _starting("tool parser", name):
+            tools = [openai_schema(schema) for schema in schemas] or None
+            self._request = ChatCompletionRequest(messages=[], tools=tools)
             self._start().extract_tool_calls("", request=self._request)
-        except Exception as error:  # whatever a parser misses in a tokenizer
-            raise ConfigError(
-                f"vLLM's tool parser {name!r} cannot start with this model's tokenizer "
-                f"({type(error).__name__}: {error}): use the parser of your model."
-            ) from error
 
     def for_tools(self, schemas: Sequence[Json]) -> VLLMParser:
         return VLLMParser(self._name, self._tokenizer, schemas)
@@ -114,13 +109,8 @@ class VLLMReasoning:
         self._tokenizer = tokenizer
         self._request = ChatCompletionRequest(messages=[])
         self._kind = _reasoning_class(name)
-        try:
+        with _starting("reasoning parser", name):
             self._split("")
-        except Exception as error:  # whatever a parser misses in a tokenizer
-            raise ConfigError(
-                f"vLLM's reasoning parser {name!r} cannot start with this model's tokenizer "
-                f"({type(error).__name__}: {error}): use the parser of your model."
-            ) from error
 
     def __call__(self, text: str) -> tuple[str, str]:
         """The thought and the answer of a text.
@@ -138,6 +128,18 @@ class VLLMReasoning:
     def _split(self, text: str) -> tuple[str, str]:
         thought, answer = self._kind(self._tokenizer).extract_reasoning(text, self._request)
         return thought or "", answer or ""
+
+
+@contextmanager
+def _starting(kind: str, name: str) -> Iterator[None]:
+    """Raises ``ConfigError`` for whatever a parser misses in a tokenizer."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"vLLM's {kind} {name!r} cannot start with this model's tokenizer "
+            f"({type(error).__name__}: {error}): use the parser of your model."
+        ) from error
 
 
 def _call(function: Any) -> ToolCall:
@@ -251,23 +253,12 @@ def check_served_parsers(
     own = [*tools, *([] if reasoning is None else [reasoning])]
     if not own:
         return
-    program = [
-        sys.executable,
-        "-m",
-        "policies.engines.tool_calls",
-        tokenizer_path or "",
-        reasoning or "",
-        *tools,
-    ]
+    program = [sys.executable, "-m", "policies.engines.tool_calls"]
+    program += [tokenizer_path or "", reasoning or "", *tools]
     environment = {**CPU_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         done = subprocess.run(
-            program,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_SECONDS,
-            check=False,
+            program, env=environment, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(

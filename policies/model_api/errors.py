@@ -1,4 +1,4 @@
-"""Errors of requests, by their kinds. ``dialects/errors.py`` gives each an HTTP status."""
+"""Errors of requests, by their kinds, each with its HTTP status."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class RequestError(TroupeError):
         retry_after: seconds after which the same request may be answered.
     """
 
+    status: int = 400
+
     def __init__(
         self,
         message: str,
@@ -39,33 +41,49 @@ class InvalidRequestError(RequestError):
 class NotFoundError(RequestError):
     """The request names what is not there."""
 
+    status = 404
+
 
 class ConflictError(RequestError):
     """The state that the request goes on from is another one."""
+
+    status = 409
 
 
 class KeyReusedError(RequestError):
     """The idempotency key came with another body before."""
 
+    status = 422
+
 
 class RateLimitError(RequestError):
     """Too many requests have come."""
+
+    status = 429
 
 
 class ServerError(RequestError):
     """The request is right, and the server has failed."""
 
+    status = 500
+
 
 class UnavailableError(ServerError):
     """The server cannot answer for now."""
+
+    status = 503
 
 
 class TimeLimitError(ServerError):
     """The answer has taken too long."""
 
+    status = 504
+
 
 class NotInstalledError(ServerError):
     """A package is missing."""
+
+    status = 501
 
 
 def request_error(error: Exception) -> RequestError:

@@ -47,7 +47,7 @@ def run_tests(
         UnplayableError: it cannot be played, whatever the solution is.
     """
     usage = Usage(ast.parse(source), function, prelude)
-    client = RpcClient(*pipes, usage.takes_nan, usage.names_objects, usage.steps)
+    client = RpcClient(*pipes, usage.takes_nan, bool(usage.objects), usage.steps)
     script = Script(source, usage)
     known = names_of_solution(usage, script, client)
     if function:

@@ -117,22 +117,21 @@ def tests_of_class(name: str, kind: Any, fixtures: Fixtures) -> Iterator[Callabl
         if isinstance(member, type):
             yield from tests_of_class(key, member, fixtures)
         elif key.startswith("test") and callable(getattr(kind, key)):
-            for place in range(count_of(kind, key, fixtures)):
+            for place in range(len(on_new_object(kind, key, fixtures)[-1])):
                 yield functools.partial(play_method, kind, key, place, fixtures)
     around(vars(kind), "teardown_class", kind, bound=getattr(kind, "teardown_class", None))
 
 
-def count_of(kind: Any, key: str, fixtures: Fixtures) -> int:
+def on_new_object(kind: Any, key: str, fixtures: Fixtures) -> tuple[Any, Any, list[Callable[[], object]]]:
+    """A new object of a test class, its method, and the tests that this is, one for each of its arguments."""
     instance = kind()
     method = getattr(instance, key)
-    return len(list(with_arguments(method, [kind, method], fixtures.of(instance))))
+    return instance, method, list(with_arguments(method, [kind, method], fixtures.of(instance)))
 
 
 def play_method(kind: Any, key: str, place: int, fixtures: Fixtures) -> None:
     """Play a method of a test class, on an object of its own, with its arguments in this place."""
-    instance = kind()
-    method = getattr(instance, key)
-    tests = list(with_arguments(method, [kind, method], fixtures.of(instance)))
+    instance, method, tests = on_new_object(kind, key, fixtures)
     hooks = {
         name: getattr(instance, name)
         for name in ("setup_method", "teardown_method")

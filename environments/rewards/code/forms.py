@@ -11,7 +11,7 @@ from typing import Any
 from environments.errors import DatasetError
 from environments.rewards.code.collection import OWN_FIXTURES
 from environments.rewards.code.execution import PRELUDE
-from environments.rewards.code.usage import Function, Usage, called_names, is_test_class, root_of
+from environments.rewards.code.usage import Function, Usage, called_names, is_test_class, last_name, root_of
 from environments.sandbox.base import clip
 from environments.syntax_tree import parse_module
 
@@ -84,17 +84,15 @@ def _helpers(usage: Usage, prompt: str) -> str:
 
 def _tests(usage: Usage) -> Iterator[Any]:
     """The test functions, and ``check``."""
-    for node in usage.nodes:
-        bodies = [node.body] if isinstance(node, ast.Module) else []
-        bodies += [node.body] if isinstance(node, ast.ClassDef) and is_test_class(node) else []
-        for each in bodies[0] if bodies else []:
+    for body in [usage.tree.body, *(each.body for each in usage.every(ast.ClassDef) if is_test_class(each))]:
+        for each in body:
             if isinstance(each, Function) and (each.name.startswith("test") or each.name == "check"):
                 yield each
 
 
 def _clocks(usage: Usage) -> Iterator[str]:
     """Tests of how long coroutines take, of which one ends before the next begins here."""
-    names = usage.used | {node.attr for node in usage.nodes if isinstance(node, ast.Attribute)}
+    names = usage.used | usage.attribute_names
     if {"wait_for", "timeout"} & names and "TimeoutError" in names:
         yield "they let the time of a coroutine run out, which runs in another process"
     if {"gather", "create_task", "TaskGroup"} & names and {"perf_counter", "monotonic", "time"} & names:
@@ -136,17 +134,17 @@ def _is_fixture(node: Any) -> bool:
 
 def _patches(usage: Usage) -> Iterator[str]:
     """Return what tests change in their own process, which the solution does not see."""
-    for node in usage.nodes:
-        if not isinstance(node, ast.Call) or not (node.args or node.keywords):
+    for node in usage.calls:
+        if not (node.args or node.keywords):
             continue
         called, first = ast.unparse(node.func), (node.args or [ast.Constant("")])[0]
-        is_patch = called.rpartition(".")[2] == "patch" or called == "monkeypatch.setattr"
+        last = last_name(node.func)
+        is_patch = last == "patch" or called == "monkeypatch.setattr"
         if is_patch and isinstance(first, ast.Constant) and not _PATCHED.fullmatch(str(first.value)):
             yield f"{called}({first.value!r}) changes {_ELSEWHERE}"
         on_module = called.endswith("patch.object") or called == "monkeypatch.setattr"
         if on_module and root_of(first) in usage.modules | usage.aliases and _patched(node) is None:
             yield f"{called}({ast.unparse(first)}) changes {_ELSEWHERE}"
-        last = called.rpartition(".")[2]
         if last in _UNSEEN:
             yield f"{called}() watches what the solution {_UNSEEN[last]}, which runs in another process"
         ends = {each.id for each in node.args if isinstance(each, ast.Name)} & _ENDS
@@ -174,16 +172,10 @@ def _judges(usage: Usage) -> Iterator[str]:
     others = called - usage.meant
     if not usage.function:  # then any of them may be what they test, but none that is given another's result
         others = set()
-        for node in usage.nodes:
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in usage.unknown
-            ):
-                inner = {
-                    name for each in (*node.args, *node.keywords) for name in called_names(each)
-                } & called
-                others |= {node.func.id} - usage.meant if inner - {node.func.id} else set()
+        for node in usage.calls:
+            if isinstance(node.func, ast.Name) and node.func.id in usage.unknown:
+                inner = {name for each in (*node.args, *node.keywords) for name in called_names(each)}
+                others |= {node.func.id} - usage.meant if inner & called - {node.func.id} else set()
     for name in sorted(others | usage.unknown_constants):
         yield (
             f"they use {name!r}, which they do not define, so that a solution could judge itself by it. "

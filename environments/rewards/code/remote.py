@@ -15,15 +15,9 @@ OPERATORS_NUMBER = 1
 # Attributes with two underscores that tests may read. By others, libraries let an object say where its memory
 # is (numpy's __array_interface__), or what its copy is.
 READABLE = {
-    "__name__",
-    "__qualname__",
-    "__doc__",
-    "__annotations__",
-    "__dict__",
-    "__members__",
-    "__wrapped__",
+    *("__name__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__members__", "__wrapped__"),
+    *("__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"),
 }
-READABLE |= {"__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"}
 NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
 
 
@@ -66,14 +60,10 @@ class Remote:
     )
 
     def __init__(self, client: RpcClient, number: int, generator: bool = False, bases: Any = ()) -> None:
-        for name, value in (("client_", client), ("number_", number), ("generator_", generator)):
+        state = {"client_": client, "number_": number, "generator_": generator, "bases_": _plain(bases)}
+        state |= dict.fromkeys(("made_", "makes_", "combined_", "named_"), False)
+        for name, value in {**state, "items_": [], "source_": None}.items():
             object.__setattr__(self, name, value)
-        plain = type(bases) is list and [type(value) in BASE_VALUES for value in bases] == [True]
-        object.__setattr__(self, "bases_", bases if plain else [])
-        for name in ("made_", "makes_", "combined_", "named_"):
-            object.__setattr__(self, name, False)
-        object.__setattr__(self, "items_", [])
-        object.__setattr__(self, "source_", None)
 
     def mark_(self, name: str) -> Remote:
         object.__setattr__(self, name, True)
@@ -82,9 +72,7 @@ class Remote:
     def base_values_(self) -> list[Any]:
         """Return its value as one of a built-in type, or none. Only what the tests have made may change."""
         if self.made_ and self.bases_:
-            values = self.client_.request(self.number_, BASE_VALUE)
-            plain = type(values) is list and [type(value) in BASE_VALUES for value in values] == [True]
-            return values if plain else []
+            return _plain(self.client_.request(self.number_, BASE_VALUE))
         return self.bases_
 
     def is_object_(self) -> bool:
@@ -222,7 +210,10 @@ class Remote:
         return str(self.request_("format", how) if self.made_ or not how else format(object(), how))
 
     def __enter__(self) -> Any:
-        entered = self.request_("enter")
+        return self.made_too_(self.request_("enter"))
+
+    def made_too_(self, entered: Any) -> Any:
+        """The result of entering an object: one that the tests have made as well, if it is an object."""
         return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> Any:
@@ -230,8 +221,7 @@ class Remote:
         return ends and not self.client_.is_verdict(error)
 
     async def __aenter__(self) -> Any:
-        entered = await self.request_("aenter")
-        return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
+        return self.made_too_(await self.request_("aenter"))
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> Any:
         ends = await self.request_("aexit", error if isinstance(error, Exception) else None) is True
@@ -242,6 +232,11 @@ class Remote:
 
     async def __anext__(self) -> Any:
         return self.request_("anext")
+
+
+def _plain(values: Any) -> list[Any]:
+    """``values``, if they are one of a built-in type, else none: the solution's end may write anything."""
+    return values if type(values) is list and [type(each) in BASE_VALUES for each in values] == [True] else []
 
 
 def _unary(name: str) -> Callable[..., Any]:

@@ -35,18 +35,10 @@ MAX_FAILURES = 10
 PASSED, UNPLAYABLE = "passed", "unplayable: "
 """Texts that ``driver`` writes in the place of the result of assertions."""
 
-_PLAYING = (
-    "values",
-    "own_objects",
-    "program",
-    "remote",
-    "execution",
-    "rpc_client",
-    "usage",
-    "script",
-    "collection",
+_PROGRAM = (
+    *("values", "own_objects", "program", "remote", "execution", "rpc_client"),
+    *("usage", "script", "collection", "assertions", "driver"),
 )
-_PROGRAM = (*_PLAYING, "assertions", "driver")
 """The modules of this folder that run in the sandbox, in the order in which they import one another."""
 _LIMITS = SandboxLimits(file_bytes=256 << 20, output_bytes=256 << 20)
 _SPARE_BYTES = 64 << 10  # an output that is longer than twice the expected one by this is surely wrong

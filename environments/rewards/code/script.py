@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from environments.rewards.code.program import LIBRARY
-from environments.rewards.code.usage import Function, Usage
+from environments.rewards.code.usage import Function, Usage, last_name
 
 
 class Script:
@@ -95,7 +95,7 @@ class _Playable(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = last_name(node.func)
         if name in LIBRARY and ((node.args and name != "type") or len(node.args) == 1):
             node.args[:0] = [node.func, ast.Constant(name)]
             node.func = ast.Name("__library__", ast.Load())

@@ -9,9 +9,9 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from environments.rewards.code.values import VALUE_NAMES
 
@@ -49,6 +49,8 @@ _STEPS = "next send throw __next__ GeneratorType Generator isgenerator islice It
 STEPS = set(_STEPS.split())
 NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Bound = ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+N = TypeVar("N", bound=ast.AST)
 
 
 def calls_check(tree: ast.Module) -> bool:
@@ -71,6 +73,11 @@ def root_of(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def last_name(node: ast.AST) -> str:
+    """The name behind the last dot of an expression, such as ``d`` of ``a.b(c).d``."""
+    return ast.unparse(node).rpartition(".")[2]
+
+
 def is_test_class(node: ast.ClassDef) -> bool:
     names = [ast.unparse(base) for base in node.bases]
     methods = [each.name for each in node.body if isinstance(each, Function)]
@@ -89,30 +96,32 @@ class Usage:
         self.function = function
         self.prelude = set(prelude)
         self.nodes = list(ast.walk(self.tree))
-        names = [node for node in self.nodes if isinstance(node, ast.Name)]
-        self.used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        names = self.every(ast.Name)
+        self.loads = [node for node in names if isinstance(node.ctx, ast.Load)]
+        self.used = {node.id for node in self.loads}
         self.stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.stored |= {node.name for node in self.nodes if isinstance(node, Function | ast.ClassDef)}
-        self.stored |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        bound = [
-            node for node in self.nodes if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar)
-        ]
-        self.stored |= {node.name for node in bound if node.name}
+        self.stored |= {node.arg for node in self.every(ast.arg)}
+        self.stored |= {node.name for node in self.nodes if isinstance(node, Bound) and node.name}
         self.stored |= {"candidate"} if function else set()
-        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
-        self.imported = {each.name for node in imports if node.module == "solution" for each in node.names}
-        self.modules = {
-            each.asname or each.name.partition(".")[0]
-            for node in self.nodes
-            if isinstance(node, ast.Import)
-            or (isinstance(node, ast.ImportFrom) and node.module != "solution")
-            for each in node.names
-        }
-        whole = [each for node in self.nodes if isinstance(node, ast.Import) for each in node.names]
+        whole = [each for node in self.every(ast.Import) for each in node.names]
         self.aliases = {each.asname or each.name for each in whole if each.name == "solution"}
-        self.modules -= self.aliases
-        own = [node for node in self.nodes if isinstance(node, ast.ClassDef) and not is_test_class(node)]
+        self.imported, parts = set[str](), list[ast.alias]()
+        for node in self.every(ast.ImportFrom):
+            if node.module == "solution":
+                self.imported |= {each.name for each in node.names}
+            else:
+                parts += node.names
+        self.modules = {each.asname or each.name.partition(".")[0] for each in whole + parts} - self.aliases
+        own = [node for node in self.every(ast.ClassDef) if not is_test_class(node)]
         self.own_classes = {str(place): node for place, node in enumerate(own)}
+        self.calls = self.every(ast.Call)
+        self.attributes = self.every(ast.Attribute)
+        self.attribute_names = {node.attr for node in self.attributes}
+
+    def every(self, kind: type[N]) -> list[N]:
+        """The nodes of a kind, the outer ones first."""
+        return [node for node in self.nodes if isinstance(node, kind)]
 
     # -- names ---------------------------------------------------------------------------------------
 
@@ -125,8 +134,7 @@ class Usage:
     @cached_property
     def unknown_constants(self) -> set[str]:
         """Unknown names that tests neither call nor use as a class or as a module."""
-        used = [node.func for node in self.nodes if isinstance(node, ast.Call)]
-        used += [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
+        used = [*(node.func for node in self.calls), *(node.value for node in self.attributes)]
         others = {node.id for node in used if isinstance(node, ast.Name)}
         is_class = {name for name in self.unknown if name[:1].isupper() and not name.isupper()}
         return self.unknown - self.meant - others - is_class
@@ -139,20 +147,15 @@ class Usage:
         the solution's for certain, the first name that they call, as in ``assert sum(10, 15) == 25``.
         """
         meant = self.imported - {"*"} | ({self.function} if self.function else set())
-        meant |= {
-            node.attr
-            for node in self.nodes
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in self.aliases
-        }
+        owned = [node for node in self.attributes if isinstance(node.value, ast.Name)]
+        meant |= {node.attr for node in owned if root_of(node) in self.aliases}
         return meant or self.first_called
 
     @cached_property
     def first_called(self) -> set[str]:
         if self.unknown or self.function or self.imported or self.aliases:
             return set()
-        asserts: list[ast.AST] = [node for node in self.nodes if isinstance(node, ast.Assert)]
+        asserts: list[ast.AST] = [*self.every(ast.Assert)]
         called = [name for node in asserts or [self.tree] for name in called_names(node)]
         called = [name for name in called if name not in self.stored | self.modules]
         return set([*(name for name in called if name not in USUAL), *called][:1])
@@ -185,15 +188,12 @@ class Usage:
         """The modules, or their objects, that tests mean by names that they do not import."""
         found: dict[str, tuple[str, str]] = {}
         given = self.imported | ({self.function} if self.function else set()) | self.stored | self.modules
-        owners = [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
+        owners = [node.value for node in self.attributes]
         for name in self.used - given - vars(builtins).keys():
-            uses = [node for node in self.nodes if isinstance(node, ast.Name) and node.id == name]
+            uses = [node for node in self.every(ast.Name) if node.id == name]
             as_module = all(use in owners for use in uses)  # so neither called nor passed
-            if (
-                as_module
-                and (name in MODULES or name in sys.stdlib_module_names)
-                and name not in self.prelude
-            ):
+            is_module = name in MODULES or name in sys.stdlib_module_names
+            if as_module and is_module and name not in self.prelude:
                 found[name] = (MODULES.get(name, name), "")
             elif name in STANDARD_NAMES and not (name in self.prelude or self._is_alone(name)):
                 found[name] = (STANDARD_NAMES[name] + ".testing" * (name in NUMPY_TESTING), name)
@@ -217,8 +217,8 @@ class Usage:
 
     @property
     def asserted_lines(self) -> set[int]:
-        asserts = [node for node in self.nodes if isinstance(node, ast.Assert)]
-        return {line for node in asserts for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        spans = [(node.lineno, node.end_lineno or node.lineno) for node in self.every(ast.Assert)]
+        return {line for first, last in spans for line in range(first, last + 1)}
 
     # -- values and objects --------------------------------------------------------------------------
 
@@ -226,30 +226,19 @@ class Usage:
     def takes_nan(self) -> bool:
         """Return whether the tests are about NaN, which the name of a text or a word with these letters is
         not."""
-        for node in self.nodes:
-            if isinstance(node, ast.Name) and node.id in NAMES_OF_NAN:
-                return True
-            if isinstance(node, ast.Attribute) and node.attr in NAMES_OF_NAN:
-                return True
-            if isinstance(node, ast.keyword) and node.arg == "equal_nan":
-                return True
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
-                "float",
-                "Decimal",
-            ):
-                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                if any(str(text).strip("+- ").lower() == "nan" for text in texts):
-                    return True
-            if isinstance(node, ast.Compare):
-                is_unequal = isinstance(node.ops[0], ast.NotEq)
-                if is_unequal and ast.dump(node.left) == ast.dump(node.comparators[0]):
-                    return True
-        return False
+        made = [node for node in self.calls if last_name(node.func) in ("float", "Decimal")]
+        given = [each.value for node in made for each in node.args if isinstance(each, ast.Constant)]
+        unequal = [node for node in self.every(ast.Compare) if isinstance(node.ops[0], ast.NotEq)]
+        return (
+            bool(NAMES_OF_NAN & ({node.id for node in self.every(ast.Name)} | self.attribute_names))
+            or any(node.arg == "equal_nan" for node in self.every(ast.keyword))
+            or any(str(text).strip("+- ").lower() == "nan" for text in given)
+            or any(ast.dump(node.left) == ast.dump(node.comparators[0]) for node in unequal)
+        )
 
     @cached_property
     def steps(self) -> bool:
-        names = self.used | {node.attr for node in self.nodes if isinstance(node, ast.Attribute)}
-        return bool(names & STEPS) or any(STEPS & {each} for each in self.modules)
+        return bool(STEPS & (self.used | self.attribute_names | self.modules))
 
     @cached_property
     def objects(self) -> set[str]:
@@ -262,18 +251,11 @@ class Usage:
         for target, value in self._bindings():
             if root_of(value) in foreign:
                 known.add(ast.unparse(target))
-        known |= {node.name for node in self.nodes if isinstance(node, ast.ExceptHandler) and node.name}
-        owners = [
-            node.value
-            for node in self.nodes
-            if isinstance(node, ast.Attribute) and node.attr not in VALUE_NAMES and node.attr[:2] != "__"
-        ]
-        return {
-            text
-            for text, owner in ((ast.unparse(owner), owner) for owner in owners)
-            if text not in known
-            and (root_of(owner) not in foreign & known or root_of(owner) in ("self", "cls"))
-        }
+        known |= {node.name for node in self.every(ast.ExceptHandler) if node.name}
+        foreign = foreign & known - {"self", "cls"}
+        own = [node for node in self.attributes if node.attr not in VALUE_NAMES and node.attr[:2] != "__"]
+        owners = [node.value for node in own if root_of(node.value) not in foreign]
+        return {text for text in map(ast.unparse, owners) if text not in known}
 
     def _bindings(self) -> Iterator[tuple[ast.AST, ast.AST]]:
         """The names that tests give to values, with what these are."""
@@ -284,25 +266,17 @@ class Usage:
                 yield node.optional_vars, node.context_expr
 
     @cached_property
-    def names_objects(self) -> bool:
-        return bool(self.objects)
-
-    @cached_property
     def makers(self) -> set[str]:
         """The names of the solution that tests use as classes: as no name of a function is used."""
         names = {name for name in self.unknown | self.meant if name[:1].isupper()}
         certain = {name for name in (self.root_of_function(), "Solution") if name[:1].isupper()}
-        contexts = [node.context_expr for node in self.nodes if isinstance(node, ast.withitem)]
-        certain |= {root_of(each) for each in contexts} & names
+        certain |= {root_of(node.context_expr) for node in self.every(ast.withitem)} & names
         if self.objects:
             return certain | {name for name in names if not self._is_only_compared(name)}
-        called = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
-        certain |= {  # an owner of attributes, a base, the class in isinstance()
-            node.id
-            for node in self.nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
-            if not node.id.isupper()  # a constant
-        } & names
+        called = {id(node.func) for node in self.calls}
+        others = {node.id for node in self.loads if id(node) not in called}
+        # They are owners of attributes, bases, or the class in isinstance().
+        certain |= {name for name in others & names if not name.isupper()}  # a constant
         return certain | {name for name in names if self._is_operated_on(name) or self._has_methods(name)}
 
     def _is_only_compared(self, name: str) -> bool:
@@ -314,13 +288,12 @@ class Usage:
             return False
         compared = compared_values(self.nodes)
         bound = {id(value): ast.unparse(target) for target, value in self._bindings()}
-        calls = {id(node.func): node for node in self.nodes if isinstance(node, ast.Call)}
-        loads = [each for each in self.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
-        uses = [each for each in loads if each.id == name]
+        calls = {id(node.func): node for node in self.calls}
+        uses = [each for each in self.loads if each.id == name]
 
         def is_compared(use: ast.Name) -> bool:
             call = calls.get(id(use))
-            again = [each for each in loads if each.id == bound.get(id(call))]
+            again = [each for each in self.loads if each.id == bound.get(id(call))]
             return id(call) in compared or (bool(again) and all(id(each) in compared for each in again))
 
         return bool(uses) and all(map(is_compared, uses))
@@ -328,27 +301,21 @@ class Usage:
     def _has_methods(self, name: str) -> bool:
         """Return whether tests call a method of what it makes that gets nothing from them, as
         ``Stack().pop()``."""
+        is_one = self._is_made_by(name)
+        called = [node.func for node in self.calls if not node.args]
+        methods = [each for each in called if isinstance(each, ast.Attribute) and is_one(each.value)]
+        others = [each.attr for each in methods if each.attr not in ("any", "all")]
+        return not name.isupper() and not all(each.startswith("is") for each in others)
+
+    def _is_made_by(self, name: str) -> Callable[[ast.AST], bool]:
+        """Tells whether an expression is an object that ``name`` makes."""
         of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
-        methods = [
-            node.func
-            for node in self.nodes
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args
-        ]
-        return not name.isupper() and any(
-            (name in _operands(each.value) or ast.unparse(each.value) in of_it)
-            and not each.attr.startswith("is")
-            and each.attr not in ("any", "all")
-            for each in methods
-        )
+        return lambda node: name in _operands(node) or ast.unparse(node) in of_it
 
     def _is_operated_on(self, name: str) -> bool:
         """Return whether two objects of a class meet in an operator, or tests ask one for a yes and for a
         no."""
-        of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
-
-        def is_one(node: ast.AST) -> bool:
-            return name in _operands(node) or ast.unparse(node) in of_it
-
+        is_one = self._is_made_by(name)
         seen: set[type[ast.AST]] = set()
         for node in self.nodes:
             if isinstance(node, ast.BinOp | ast.Compare):

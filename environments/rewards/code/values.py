@@ -54,18 +54,18 @@ REFERENCES = ("object", "own", "member", "class", "lent")
 
 @dataclass(frozen=True)
 class Parts:
-    """A type of the standard library or of numpy that travels as the arguments of ``build``.
+    """A type of the standard library or of numpy that travels as the arguments of ``build``: of itself.
 
     ``take`` returns these arguments, ``types`` are theirs. A value that ``take`` gives none for is an object.
     """
 
     take: Callable[[Any], tuple[Any, ...] | None]
     types: tuple[Any, ...]
-    build: str
+    build: Callable[..., Any] | None = None
 
 
 def _fixed(*names: str) -> Callable[[Any], tuple[Any, ...] | None]:
-    """Takes these attributes of a time that has no time zone, or one of a fixed offset."""
+    """Takes these attributes; of a time only where it has no time zone, or one of a fixed offset."""
 
     def take(value: Any) -> tuple[Any, ...] | None:
         zone = getattr(value, "tzinfo", None)
@@ -92,32 +92,22 @@ _DATE = ("year", "month", "day")
 _TIME = ("hour", "minute", "second", "microsecond", "tzinfo")
 _ZONE = datetime.timezone | None
 STANDARD_TYPES: dict[str, Parts] = {
-    "builtins.bytearray": Parts(lambda value: (bytes(value),), (bytes,), "builtins.bytearray"),
-    "builtins.range": Parts(
-        lambda value: (value.start, value.stop, value.step), (int, int, int), "builtins.range"
-    ),
-    "builtins.slice": Parts(
-        lambda value: (value.start, value.stop, value.step), (object,) * 3, "builtins.slice"
-    ),
-    "collections.Counter": Parts(lambda value: (dict(value),), (dict,), "collections.Counter"),
-    "collections.OrderedDict": Parts(lambda value: ([*value.items()],), (list,), "collections.OrderedDict"),
-    "collections.deque": Parts(
-        lambda value: ([*value], value.maxlen), (list, int | None), "collections.deque"
-    ),
-    "decimal.Decimal": Parts(lambda value: (str(value),), (str,), "decimal.Decimal"),
-    "fractions.Fraction": Parts(
-        lambda value: (value.numerator, value.denominator), (int, int), "fractions.Fraction"
-    ),
-    "datetime.date": Parts(_fixed(*_DATE), (int,) * 3, "datetime.date"),
-    "datetime.datetime": Parts(_fixed(*_DATE, *_TIME), (*(int,) * 7, _ZONE), "datetime.datetime"),
-    "datetime.time": Parts(_fixed(*_TIME), (*(int,) * 4, _ZONE), "datetime.time"),
-    "datetime.timedelta": Parts(_fixed("days", "seconds", "microseconds"), (int,) * 3, "datetime.timedelta"),
-    "datetime.timezone": Parts(
-        lambda value: (value.utcoffset(None),), (datetime.timedelta,), "datetime.timezone"
-    ),
-    "pathlib.PosixPath": Parts(lambda value: (str(value),), (str,), "pathlib.PosixPath"),
-    "uuid.UUID": Parts(lambda value: (str(value),), (str,), "uuid.UUID"),
-    "numpy.ndarray": Parts(_array, (str, tuple, bytes), f"{__name__}.array"),
+    "builtins.bytearray": Parts(lambda value: (bytes(value),), (bytes,)),
+    "builtins.range": Parts(_fixed("start", "stop", "step"), (int,) * 3),
+    "builtins.slice": Parts(_fixed("start", "stop", "step"), (object,) * 3),
+    "collections.Counter": Parts(lambda value: (dict(value),), (dict,)),
+    "collections.OrderedDict": Parts(lambda value: ([*value.items()],), (list,)),
+    "collections.deque": Parts(lambda value: ([*value], value.maxlen), (list, int | None)),
+    "decimal.Decimal": Parts(lambda value: (str(value),), (str,)),
+    "fractions.Fraction": Parts(_fixed("numerator", "denominator"), (int, int)),
+    "datetime.date": Parts(_fixed(*_DATE), (int,) * 3),
+    "datetime.datetime": Parts(_fixed(*_DATE, *_TIME), (*(int,) * 7, _ZONE)),
+    "datetime.time": Parts(_fixed(*_TIME), (*(int,) * 4, _ZONE)),
+    "datetime.timedelta": Parts(_fixed("days", "seconds", "microseconds"), (int,) * 3),
+    "datetime.timezone": Parts(lambda value: (value.utcoffset(None),), (datetime.timedelta,)),
+    "pathlib.PosixPath": Parts(lambda value: (str(value),), (str,)),
+    "uuid.UUID": Parts(lambda value: (str(value),), (str,)),
+    "numpy.ndarray": Parts(_array, (str, tuple, bytes), array),
 }
 
 
@@ -231,13 +221,13 @@ def _of_parts(name: str, content: list[Any], again: Callable[[Any], Any], takes_
 
 def _built(name: str, parts: list[Any], takes_nan: bool) -> Any:
     """The value of a listed type, made of parts of exactly the right types."""
-    types = STANDARD_TYPES[name].types if name in STANDARD_TYPES else ()
-    if not types or len(types) != len(parts):
+    listed = STANDARD_TYPES.get(name)
+    if listed is None or len(listed.types) != len(parts):
         raise TypeError(f"the solution has sent a value of the type {name[:100]!r}, which is not listed")
-    if not all(isinstance(part, kind) for part, kind in zip(parts, types, strict=True)):
+    if not all(isinstance(part, kind) for part, kind in zip(parts, listed.types, strict=True)):
         raise TypeError(f"the solution has sent something else in the place of a {name}")
-    module, _, constructor = STANDARD_TYPES[name].build.rpartition(".")
-    value = getattr(importlib.import_module(module), constructor)(*parts)
+    module, _, constructor = name.rpartition(".")
+    value = (listed.build or getattr(importlib.import_module(module), constructor))(*parts)
     if name == "numpy.ndarray" and value.dtype.kind in "fc":
         _number(float(abs(value).sum()), takes_nan)
     if name == "decimal.Decimal":

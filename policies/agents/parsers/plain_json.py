@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from environments.tools import ToolCall
 from policies.agents.parsers.base import (
@@ -21,6 +20,9 @@ from policies.agents.parsers.base import (
     read_json,
     read_object,
 )
+
+ARGUMENTS = ("parameters", "arguments")
+"""Names that models have for the arguments of a call."""
 
 LLAMA3_PROMPT = """\
 You have access to the functions below, each described by a JSON schema:
@@ -88,9 +90,10 @@ class Llama3JsonParser(BlockParser):
 
     def _begins_a_call(self, text: str, position: int) -> bool:
         try:
-            return _looks_like_a_call(read_json(text, position)[0])
+            value, _ = read_json(text, position)
         except ValueError:
             return self._HEAD.match(text, position) is not None
+        return isinstance(value, dict) and "name" in value and not value.keys().isdisjoint(ARGUMENTS)
 
 
 class MistralParser(BlockParser):
@@ -131,7 +134,3 @@ class MistralParser(BlockParser):
         else:
             arguments, position = read_json(text, name.end())
             yield checked(name[1], arguments), position
-
-
-def _looks_like_a_call(value: Any) -> bool:
-    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)

@@ -131,6 +131,9 @@ class Draft(ABC):
     White space between a thought and the text behind it belongs to neither.
     """
 
+    response: Json
+    """The answer as far as it is made."""
+
     def __init__(self) -> None:
         self.version = 0
         """The oldest version of the policy that has sampled a token."""
@@ -142,6 +145,20 @@ class Draft(ABC):
         self._has_begun = False
         self._open: tuple[str, int] | None = None
         """Kind of the block that grows, and the number of its call."""
+
+    def completed(self, completion: Json) -> Json:
+        """The answer that is made of a whole completion."""
+        list(self.add(completion))
+        list(self.end())
+        return self.response
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
+        """The events that show the answer grow, while it is made of ``chunks``."""
+        async for chunk in chunks:
+            for event in self.add(chunk):
+                yield event["type"], event
+        for event in self.end():
+            yield event["type"], event
 
     def add(self, part: Json) -> Iterator[Json]:
         """The events of the next chunk, or of a whole completion."""
@@ -209,20 +226,3 @@ def _as_delta(message: Json) -> Json:
         return message
     thought, text = GrowingThought("").add(message["content"], is_last=True)
     return {**message, "reasoning_content": thought, "content": text}
-
-
-def whole(draft: Draft, completion: Json) -> None:
-    """Complete a draft by a whole completion."""
-    for _ in draft.add(completion):
-        pass
-    for _ in draft.end():
-        pass
-
-
-async def events_of(draft: Draft, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
-    """The events of a draft while it is made of ``chunks``."""
-    async for chunk in chunks:
-        for event in draft.add(chunk):
-            yield event["type"], event
-    for event in draft.end():
-        yield event["type"], event

@@ -1,27 +1,14 @@
-"""Errors as clients get them: the HTTP status of each kind, and its form in each dialect."""
+"""Errors as clients get them: their form in each dialect."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from policies.model_api import errors as kinds
 from policies.model_api.errors import RequestError, request_error
 
 Json = dict[str, Any]
 
-STATUSES: dict[type, int] = {
-    RequestError: 400,
-    kinds.InvalidRequestError: 400,
-    kinds.NotFoundError: 404,
-    kinds.ConflictError: 409,
-    kinds.KeyReusedError: 422,
-    kinds.RateLimitError: 429,
-    kinds.ServerError: 500,
-    kinds.NotInstalledError: 501,
-    kinds.UnavailableError: 503,
-    kinds.TimeLimitError: 504,
-}
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -52,10 +39,7 @@ class HttpError(RequestError):
 
 def status_of(error: Exception) -> int:
     """The HTTP status of an error, whatever it is."""
-    known = request_error(error)
-    if isinstance(known, HttpError):
-        return known.status
-    return next(STATUSES[kind] for kind in type(known).__mro__ if kind in STATUSES)
+    return request_error(error).status
 
 
 def openai_error(error: Exception) -> tuple[int, Json]:

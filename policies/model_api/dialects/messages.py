@@ -8,17 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 
-from policies.model_api.dialects.base import (
-    TEXT,
-    THOUGHT,
-    Draft,
-    Event,
-    Json,
-    chat_request,
-    events_of,
-    read,
-    whole,
-)
+from policies.model_api.dialects.base import TEXT, THOUGHT, Draft, Event, Json, chat_request, read
 from policies.model_api.dialects.errors import anthropic_error
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.protocol import ChatRequest
@@ -69,11 +59,10 @@ class Messages:
         )
 
     def answer(self, completion: Json) -> Json:
-        whole(self._draft, completion)
-        return self._draft.message
+        return self._draft.completed(completion)
 
     def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
-        return events_of(self._draft, chunks)
+        return self._draft.events(chunks)
 
     @staticmethod
     def error(error: Exception) -> tuple[int, Json]:
@@ -94,7 +83,7 @@ class MessageDraft(Draft):
         """Text, or arguments, of the open block."""
         self._block: Json = {}
         self.content: list[Json] = []
-        self.message: Json = {
+        self.response: Json = {
             "type": "message",
             "role": "assistant",
             "model": model,
@@ -106,13 +95,13 @@ class MessageDraft(Draft):
     def begin(self, part: Json) -> Iterator[Json]:
         number = str(part["id"]).removeprefix("chatcmpl-")
         num_prompt_tokens = len(part.get("prompt_token_ids") or ())
-        self.message = {
+        self.response = {
             "id": f"msg_{number}",
-            **self.message,
+            **self.response,
             "usage": _usage(num_prompt_tokens, 0),
             "policy_version": self.version,
         }
-        begun = {**self.message, "content": []}
+        begun = {**self.response, "content": []}
         yield {"type": "message_start", "message": begun, "policy_version": self.version}
 
     def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
@@ -157,7 +146,7 @@ class MessageDraft(Draft):
             "stop_sequence": self.stop,
         }
         usage = _usage(self.usage["prompt_tokens"], self.usage["completion_tokens"])
-        self.message |= {**ended, "usage": usage, "policy_version": self.version}
+        self.response |= {**ended, "usage": usage, "policy_version": self.version}
         yield {"type": "message_delta", "delta": ended, "usage": usage}
         yield {"type": "message_stop"}
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from policies.model_api.dialects.base import DONE, Event, Json, chat_request, events_of, read, whole
+from policies.model_api.dialects.base import DONE, Event, Json, chat_request, read
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.dialects.responses_draft import ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
@@ -108,11 +108,10 @@ class Responses:
         )
 
     def answer(self, completion: Json) -> Json:
-        whole(self._draft, completion)
-        return self._draft.response
+        return self._draft.completed(completion)
 
     def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
-        return events_of(self._draft, chunks)
+        return self._draft.events(chunks)
 
     @staticmethod
     def error(error: Exception) -> tuple[int, Json]:
