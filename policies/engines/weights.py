@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-BUCKET_BYTES = 256 << 20
+BUCKET_BYTES = 64 << 20
 ALIGNMENT = 64
 """Offsets are multiples of this many bytes, so that any dtype can be viewed in place."""
 
@@ -56,29 +56,22 @@ def pack(
     tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[WeightBucket]:
     """Pack ``tensors`` into buckets of at most ``bucket_bytes``; a larger tensor has one of its own."""
-    pending: list[tuple[TensorPlace, torch.Tensor]] = []
-    size = 0
-    for name, tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if pending and size + num_bytes > bucket_bytes:
-            yield _bucket(pending, size)
-            pending, size = [], 0
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        place = TensorPlace(
-            name=name, dtype=dtype, shape=tuple(tensor.shape), offset=size, num_bytes=num_bytes
-        )
-        pending.append((place, tensor))
-        size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-    if pending:
-        yield _bucket(pending, size)
-
-
-def _bucket(pending: list[tuple[TensorPlace, torch.Tensor]], size: int) -> WeightBucket:
     import numpy as np
     import torch
 
-    buffer = np.zeros(size, dtype=np.uint8)
-    for place, tensor in pending:
+    places: list[TensorPlace] = []
+    buffer, size = np.empty(0, np.uint8), 0
+    for name, tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if places and size + num_bytes > len(buffer):
+            yield WeightBucket(places=tuple(places), buffer=buffer[:size])
+            places = []
+        if not places:
+            buffer, size = np.empty(max(bucket_bytes, num_bytes + ALIGNMENT), np.uint8), 0
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        buffer[place.offset : place.offset + place.num_bytes] = raw
-    return WeightBucket(places=tuple(place for place, _ in pending), buffer=buffer)
+        buffer[size : size + num_bytes] = raw  # at once: the next one is gathered without this one
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        places.append(TensorPlace(name=name, dtype=dtype, shape=shape, offset=size, num_bytes=num_bytes))
+        size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    if places:
+        yield WeightBucket(places=tuple(places), buffer=buffer[:size])

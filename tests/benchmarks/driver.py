@@ -88,8 +88,9 @@ def main() -> None:
             f"rollout.groups_per_step={given.rollouts // GROUP_SIZE}",
             f"rollout.group_size={GROUP_SIZE}",
             f"rollout.max_steps={given.turns}",
-            f"rollout.max_prompt_tokens={room - given.tokens}",
-            f"rollout.max_response_tokens={given.tokens}",
+            "rollout.max_prompt_tokens=100",
+            f"rollout.max_response_tokens={room - 100}",
+            f"learner.micro_batch_tokens={2 * room}",
             "fleet.num_actors=8",
         ]
         path = os.pathsep.join(
@@ -99,11 +100,10 @@ def main() -> None:
         updates = [each for each in read_metrics(Path(folder, "run")) if "learn/loss" in each]
     size = f"{given.rollouts} rollouts, {given.turns} x {given.tokens} tokens"
     title = f"CPU seconds of the driver for an update of {size}"
-    report = Report(title, ["update", "CPU seconds", "of", "tokens sampled"])
+    report = Report(title, ["update", "CPU seconds", "wall", "turns", "sampled tokens"])
     for number, each in enumerate(updates, 1):
-        seconds = sum(value for name, value in each.items() if name.startswith("time/"))
-        tokens = each.get("rollout/completion_tokens", 0.0)
-        report.add(str(number), f"{each['rollout/driver_cpu']:.2f}", f"{seconds:.1f}", f"{tokens:.0f}")
+        sizes = [f"{each[name]:.0f}" for name in ("rollout/requests", "rollout/sampled_tokens")]
+        report.add(str(number), f"{each['rollout/driver_cpu']:.2f}", f"{each['time/step']:.1f}", *sizes)
     report.print()
 
 

@@ -36,6 +36,8 @@ from policies.settings import EngineConfig
 
 MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 REPLICAS = (1, 2)
+PAUSE_SECONDS = 1.0
+"""Seconds between two publications, in which a training would make an update."""
 
 
 def main() -> None:
@@ -135,6 +137,7 @@ def _publications(
         rounds = []
         for number in range(num_rounds + 1):
             version += 1
+            time.sleep(PAUSE_SECONDS)
             with Peak(ranks) as peak:
                 start = time.perf_counter()
                 learner.publish(version)
