@@ -109,6 +109,13 @@ def test_tables_hold_conversations_too(tmp_path: Path) -> None:
             r"row 1: message 2 has the tool call .*'arguments'",
         ),
         ({"messages": TALK, "tools": "add"}, r"row 1 has tools that are no list"),
+        ({"messages": [TALK[0], {**TALK[1], "weight": 0}]}, r"row 1 has no message .* without 'weight': 0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}, TALK[1]]},
+            r"message 0, of the role 'user', has the content \[",
+        ),
+        ({"messages": [*TALK, {"role": "assistant", "tool_calls": 5}]}, r"message 2 has the tool call 5"),
+        ({"messages": [{"from": ["human"], "value": "?"}]}, r"message 0 has the role \['human'\]"),
     ],
 )
 def test_row_that_cannot_be_imitated_is_named(
@@ -181,7 +188,7 @@ class Forgetful:
 
 
 def trained(tmp_path: Path, long: int, share: float) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Two passes over 20 conversations, the ``long``-th too long: losses, and what is learned and announced."""
+    """Two passes over 20 conversations, the ``long``-th too long: losses, what is learned, announcements."""
     talks = [[{"role": "user", "content": f"{n}?"}, TALK[1]] for n in range(20)]
     talks[long][0]["content"] = "1 " * 500
     config = configured(
@@ -230,3 +237,19 @@ def test_file_that_no_step_learns_from_is_refused(tmp_path: Path) -> None:
     config = replace(config, warm_start=WarmStartConfig())
     with pytest.raises(ConfigError, match=r"chats\.jsonl has no effect .* set warm_start\.num_epochs=1"):
         WarmStart(config).check_workload(workload_of(config))
+
+
+def test_row_without_its_prompt_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, {"prompt": "1?", "completion": "1"}, {"prompt": "", "completion": "2"})
+    with pytest.raises(DatasetError, match=r"row 1: message 0, of the role 'user', has the content None"):
+        read_conversations(path)
+
+
+def test_answer_of_weight_0_is_shown_and_not_learned(tmp_path: Path) -> None:
+    build_tokenizer([TALK]).save_pretrained(tmp_path)
+    renderer = ChatRenderer(load_tokenizer(tmp_path))
+    bad: Message = {"role": "assistant", "content": "1", "weight": 0}
+    (found,), _ = read_conversations(written(tmp_path, {"messages": [TALK[0], bad, *TALK]}))
+    (sample,) = demonstration_samples(renderer, [found])
+    sampled = [token for token, bit in zip(sample.response_ids, sample.loss_mask, strict=True) if bit]
+    assert renderer.text_of(sampled) == "2<|im_end|>"
