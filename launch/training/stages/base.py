@@ -111,7 +111,7 @@ def batch_indices(step: int, batch_size: int, count: int, seed: int, purpose: st
 
 
 def passed_over(first: int, end: int, count: int, seed: int, purpose: str) -> list[int]:
-    """What passes over ``count`` things take from the ``first`` on, before the ``end``."""
+    """Places that passes over ``count`` things take from the ``first`` on, before the ``end``."""
     places = [divmod(place, count) for place in range(first, end)]
     orders = {each: pass_over(count, seed, purpose, each) for each in {each for each, _ in places}}
     return [orders[number][place] for number, place in places]

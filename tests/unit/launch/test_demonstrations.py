@@ -26,7 +26,7 @@ from launch.training.run_state import RunState
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
 from launch.training.stages.warm_start import WARM_START_STEPS, WarmStart, divided, with_epochs
-from launch.training.trainer import check_training
+from launch.training.trainer import AgentTrainer, check_training
 from launch.validation.resources import num_replicas, num_rollout_actors
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import check_demonstrations, demonstration_samples
@@ -253,3 +253,8 @@ def test_answer_of_weight_0_is_shown_and_not_learned(tmp_path: Path) -> None:
     (sample,) = demonstration_samples(renderer, [found])
     sampled = [token for token, bit in zip(sample.response_ids, sample.loss_mask, strict=True) if bit]
     assert renderer.text_of(sampled) == "2<|im_end|>"
+
+
+def test_trainer_of_classes_reads_the_file_too(tmp_path: Path) -> None:
+    path = written(tmp_path, {"messages": TALK})
+    assert AgentTrainer(config={"demonstrations": str(path)}).workload.demonstrations == [TALK]
