@@ -129,7 +129,7 @@ def _message(given: Row, place: str) -> Message:
     if role not in ROLES:
         raise DatasetError(f"{place} has the role {role!r}: write one of {', '.join(ROLES)}.")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in content]
         content = "\n".join(texts) if all(isinstance(text, str) for text in texts) else content
     if content is None and calls:
         content = ""
