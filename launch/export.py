@@ -176,7 +176,7 @@ def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
             hub.upload_folder(
                 repo_id=name, folder_path=folder, commit_message=f"Add {checkpoint.name} of a Troupe run"
             )
-        except HTTPError as error:
+        except (HTTPError, OSError) as error:  # HF_HUB_OFFLINE, too
             reason = " ".join(str(error).split())
             raise TroupeError(
                 f"The hub has not taken {name} ({reason}): check that HF_TOKEN may write there."

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from environments.adapters import foreign
-from environments.adapters.openenv_server import address_of
+from environments.adapters.openenv_server import address_of, is_started, open_page
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, EnvironmentFailure
@@ -125,6 +125,7 @@ class Episode:
         address = "ws" + address_of(self.server).removeprefix("http") + "/ws"
         # Without pings: a world that holds up its server for long is not dead.
         options = {"max_size": _MAX_MESSAGE_BYTES, "ping_interval": None, "close_timeout": 2}
+        options["proxy"] = None if is_started(self.server) else True
         try:
             self._connection = self._closing.enter_context(client.connect(address, **options))
         except (OSError, foreign("websockets.exceptions", "websockets").WebSocketException) as error:
@@ -307,7 +308,7 @@ def _fetch(server: str, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address_of(server) + path, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with open_page(server, request) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         if error.code in (404, 405, 501):

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
 from typing import IO, NamedTuple
 
 from environments.errors import ConfigError, EnvironmentFailure
@@ -24,6 +25,10 @@ START_SECONDS = 300.0
 _ADDRESS = re.compile(r"(?:http|ws)(s?://\S+)")
 _PORT = re.compile(r"\bPORT\b")
 _LOG_BYTES = 2000
+
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opener of addresses of this machine: what ``http_proxy`` names is for others."""
 
 
 class _StartedServer(NamedTuple):
@@ -50,6 +55,22 @@ def address_of(server: str) -> str:
         if key not in _servers or _servers[key].program.process.poll() is not None:
             _servers[key] = _start(server)
         return _servers[key].address
+
+
+def is_started(server: str) -> bool:
+    """Return whether ``server`` is a command, whose address is one of this machine."""
+    return _ADDRESS.fullmatch(server) is None
+
+
+def open_page(server: str, request: urllib.request.Request) -> HTTPResponse:
+    """Send a request to a server; through the proxy of ``http_proxy`` where the server is none of ours.
+
+    Raises:
+        OSError: there is no answer, or one with an error's status.
+    """
+    opener = _direct.open if is_started(server) else urllib.request.urlopen
+    answer: HTTPResponse = opener(request, timeout=60)
+    return answer
 
 
 def end_server(server: str) -> None:
@@ -82,12 +103,12 @@ def _start(command: str) -> _StartedServer:
 def _wait_until_healthy(started: _StartedServer, command: str, log: IO[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while started.program.process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError), urllib.request.urlopen(f"{started.address}/health", timeout=10):
+        with suppress(OSError, HTTPException), _direct.open(f"{started.address}/health", timeout=10):
             return
         time.sleep(0.1)
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
     raise EnvironmentFailure(
         f"The command {command!r} has ended, or has not answered {started.address}/health within "
-        f"{START_SECONDS:g} s. Check that it runs by itself on this machine. Its output ends with:\n"
-        + log.read().decode(errors="replace")
+        f"{START_SECONDS:g} s. Check that it runs by itself on this machine, in {os.getcwd()}. Its "
+        f"output ends with:\n{log.read().decode(errors='replace')}"
     )

@@ -34,7 +34,8 @@ def read_conversations(path: Path) -> tuple[list[list[Message]], str]:
 
     The first of ``CONVERSATIONS`` that the first row has is taken for all rows, also as JSON text; else the
     first of ``PROMPTS``, a text or messages, with the first of ``COMPLETIONS``. Alpaca's ``input`` stands
-    below its ``instruction``. ``tools`` are those of a row.
+    below its ``instruction``. ``tools`` are those of a row. An answer with OpenAI's ``weight`` of 0
+    is shown, and not imitated.
 
     Returns:
         The conversations, and a sentence about what was taken.
@@ -70,12 +71,17 @@ def read_conversations(path: Path) -> tuple[list[list[Message]], str]:
     return conversations, f"{path}: {len(rows)} conversations, {taken}{beside}."
 
 
+def is_imitated(message: Message) -> bool:
+    """True for a message of the assistant, unless it has OpenAI's ``weight`` of 0."""
+    return message["role"] == "assistant" and message.get("weight") != 0
+
+
 def _prompt_of(row: Row, prompt: str, below: str | None) -> list[Any]:
     text = _parsed(row.get(prompt))
     if is_conversation(text) and text:
         return list(text)
-    parts = [row.get(name) for name in (prompt, below) if name is not None]
-    return [{"role": "user", "content": "\n\n".join(str(each) for each in parts if each not in EMPTY)}]
+    parts = [str(row.get(name)) for name in (prompt, below) if name and row.get(name) not in EMPTY]
+    return [{"role": "user", "content": "\n\n".join(parts) or None}]  # None is refused below
 
 
 def _completion_of(completion: Any) -> list[Any]:
@@ -101,10 +107,10 @@ def _checked(given: Any, tools: Any, place: str) -> list[Message]:
     if not (isinstance(messages, list) and messages and all(isinstance(each, dict) for each in messages)):
         raise DatasetError(f"{place} has no list of messages: {given!r:.100}. Repair it, or leave it out.")
     messages = [_message(each, f"{place}: message {number}") for number, each in enumerate(messages)]
-    if all(each["role"] != "assistant" for each in messages):
+    if not any(map(is_imitated, messages)):
         raise DatasetError(
-            f"{place} has no message of the role 'assistant', so there is nothing to imitate: add its "
-            "answer, or leave the row out."
+            f"{place} has no message of the role 'assistant' without 'weight': 0, so there is nothing to "
+            "imitate: add its answer, or leave the row out."
         )
     offered = _parsed(tools)
     if offered in EMPTY:
@@ -117,18 +123,19 @@ def _checked(given: Any, tools: Any, place: str) -> list[Message]:
 def _message(given: Row, place: str) -> Message:
     message = given
     if "role" not in given and "from" in given:
-        role = SHAREGPT.get(given["from"], given["from"])
+        role = SHAREGPT.get(str(given["from"]), given["from"])
         message = {"role": role, "content": given.get("value")}
     role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     if role not in ROLES:
         raise DatasetError(f"{place} has the role {role!r}: write one of {', '.join(ROLES)}.")
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-        content = "\n".join(part["text"] for part in content)
+    if isinstance(content, list):
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in content]
+        content = "\n".join(texts) if all(isinstance(text, str) for text in texts) else content
     if content is None and calls:
         content = ""
     if not isinstance(content, str) or (role == "assistant" and not (content or calls)):
         raise DatasetError(f"{place}, of the role {role!r}, has the content {content!r:.90}: write a text.")
-    for call in calls or ():
+    for call in calls if isinstance(calls, list) else filter(None, [calls]):
         _check_call(call, place)
     # A row of Arrow has null where another one has calls.
     return {name: value for name, value in message.items() if value is not None} | {"content": content}

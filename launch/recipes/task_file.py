@@ -70,6 +70,12 @@ def workload_of(config: TrainConfig) -> Workload:
         ConfigError: it names both, or neither, or one that cannot be made.
         DatasetError: a file cannot be read, or lacks a question or an answer.
     """
+    own = {"held_out": config.held_out, "agent": config.agent, "reward": config.reward}
+    for name, value in own.items():
+        if value is not None and config.dataset is None:
+            raise ConfigError(
+                f"{name}={value} belongs to a dataset: set dataset=tasks.jsonl, or leave it out."
+            )
     if config.demonstrations is None:
         return _tasks_of(config)
     conversations, sentence = read_conversations(Path(config.demonstrations))
@@ -102,19 +108,15 @@ def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
 
 
 def _tasks_of(config: TrainConfig) -> Workload:
-    own = {"held_out": config.held_out, "agent": config.agent, "reward": config.reward}
     if config.dataset is not None:
         if config.workload is not None:
             raise ConfigError(
                 f"workload={config.workload} and dataset={config.dataset} both name the tasks: set one "
                 "of them, and no recipe beside a dataset."
             )
-        return task_file_workload(config.dataset, **own, seed=config.seed)
-    for name, value in own.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}={value} belongs to a dataset: set dataset=tasks.jsonl, or leave it out."
-            )
+        return task_file_workload(
+            config.dataset, config.held_out, config.agent, config.reward, seed=config.seed
+        )
     if config.workload is not None and config.workload.startswith(OPENENV):
         return openenv_workload(config.workload.removeprefix(OPENENV), config.seed)
     return load_workload(config.workload, config.seed)
@@ -142,7 +144,7 @@ def task_file_workload(
     agent = agent or ("messages" if are_conversations else "math")
     held_out_tasks: Dataset | dict[str, Dataset] | None = None
     if isinstance(held_out, Mapping):
-        held_out_tasks = {name: _tasks("held_out", each) for name, each in held_out.items()}
+        held_out_tasks = {str(name): _tasks("held_out", each) for name, each in held_out.items()}
     elif held_out is not None:
         held_out_tasks = _tasks("held_out", held_out)
     if agent.partition(":")[0] == OUTSIDE:
@@ -220,7 +222,12 @@ def _outside(agent: str, reward: str | None) -> RolloutFunction:
     return server.rollout
 
 
-def _tasks(setting: str, name: str) -> Dataset:
+def _tasks(setting: str, name: object) -> Dataset:
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{setting}={name!r} names no tasks: write a file or a registered data set, or several held-out "
+            "ones by their names, such as held_out={math: math500, code: code.jsonl}."
+        )
     path = Path(name)
     if path.suffix.lower() in READERS:
         data = Dataset.load_data(path)

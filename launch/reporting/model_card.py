@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ def model_card(run: Path, checkpoint: Path, name: str) -> str:
         ConfigError: the run's settings cannot be read.
     """
     config = as_train_config(read_settings(run / SETTINGS)[1])
+    if config.workload is not None:  # behind openenv: is an address or a command, which may hold a key
+        config = replace(config, workload=config.workload.partition(":")[0])
     progress = CheckpointFolder.progress(checkpoint)
     base = config.model.path
-    is_public = base is not None and HUB_NAME.fullmatch(base) and not Path(base).exists()
+    places = (Path(), *run.resolve().parents)  # the run began in one of them, this command maybe in another
+    is_public = base and HUB_NAME.fullmatch(base) and not any((each / base).exists() for each in places)
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [troupe]"]
     head += [f"base_model: {base}", "---"] if is_public else ["---"]
     if base is None:
@@ -67,7 +71,7 @@ def model_card(run: Path, checkpoint: Path, name: str) -> str:
             "## Evaluation",
             "",
             *_evaluation_lines(shown),
-            *_losses(run),
+            *_losses(run, progress.stage_steps),
             "",
             "## What was not measured",
             "",
@@ -130,9 +134,12 @@ def wilson_interval(share: float, number: int) -> tuple[float, float]:
     return (middle - half) / (1 + Z * Z / number), (middle + half) / (1 + Z * Z / number)
 
 
-def _losses(run: Path) -> Iterator[str]:
+def _losses(run: Path, stage_steps: Mapping[str, int]) -> Iterator[str]:
+    """The losses of the stages up to the steps that the checkpoint has: the run may have gone on."""
     for file in STAGE_FILES:
-        held_out = [each for each in read_records(run / file) if "held_out_loss" in each]
+        last_step = stage_steps.get(file.removesuffix(".jsonl"), 0)
+        records = [each for each in read_records(run / file) if each["step"] <= last_step]
+        held_out = [each for each in records if "held_out_loss" in each]
         if held_out:
             first, last = held_out[0], held_out[-1]
             yield ""
@@ -158,6 +165,7 @@ def _changed(config: TrainConfig) -> Iterator[str]:
         f"- `{leaf.name}={json.dumps(leaf.value, default=str)}`"
         for leaf in leaves(config)
         if leaf.value != usual.get(leaf.name)
+        and leaf.name != "learner.nodes"
         and any(f"{leaf.name}.".startswith(f"{each}.") for each in SHOWN)
     ]
     yield from found or ["None."]

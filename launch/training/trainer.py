@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from actors.gateway.function import RolloutFunction
 from environments.base import BaseEnv
+from environments.data.conversation_file import read_conversations
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
 from launch.health.restart_budget import RestartBudget, lost_updates
@@ -70,6 +72,7 @@ class AgentTrainer:
         rollout: RolloutFunction | None = None,
     ) -> None:
         self.config = as_train_config(config)
+        chats = self.config.demonstrations
         self.workload = Workload(
             agent_class=agent_class,
             env_class=env_class,
@@ -78,6 +81,7 @@ class AgentTrainer:
             val_dataset=val_dataset,
             agent_args=agent_args or {},
             env_args=env_args or {},
+            demonstrations=() if chats is None else read_conversations(Path(chats))[0],
         )
 
     def train(self) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from environments.data.conversation_file import ToolConversation
+from environments.data.conversation_file import ToolConversation, is_imitated
 from environments.errors import DatasetError
 from environments.types import Completion, Message, Step, Trajectory
 from policies.chat import ChatRenderer
@@ -21,7 +21,7 @@ def demonstration_samples(
     conversations: Iterable[list[Message]],
     announce: Callable[[str], None] = logger.warning,
 ) -> list[TrainingSample]:
-    """Make one sample per token sequence of the conversations; the mask covers the assistant's answers.
+    """Make one sample per token sequence of the conversations; the mask covers what ``is_imitated``.
 
     What it says ends as the chat template ends its turns. Where the tokenizer has another end, ``announce``
     is called with a sentence that says what is trained.
@@ -76,7 +76,7 @@ def as_played(
     tools = messages.tools if isinstance(messages, ToolConversation) else None
     previous: Turn | None = None
     for position, message in enumerate(messages):
-        if message["role"] != "assistant" or position < num_given:
+        if not is_imitated(message) or position < num_given:
             continue
         begun = messages[: position + 1]
         if unseen := renderer.unseen(begun, tools):

@@ -107,7 +107,12 @@ def batch_indices(step: int, batch_size: int, count: int, seed: int, purpose: st
     A function of seed and step alone, so that a resumed run agrees.
     """
     size = min(batch_size, count)
-    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+    return passed_over(step * size, (step + 1) * size, count, seed, purpose)
+
+
+def passed_over(first: int, end: int, count: int, seed: int, purpose: str) -> list[int]:
+    """Places that passes over ``count`` things take from the ``first`` on, before the ``end``."""
+    places = [divmod(place, count) for place in range(first, end)]
     orders = {each: pass_over(count, seed, purpose, each) for each in {each for each, _ in places}}
     return [orders[number][place] for number, place in places]
 

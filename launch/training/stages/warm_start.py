@@ -15,7 +15,7 @@ from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, batch_indices, evaluated_steps, publish
+from launch.training.stages.base import Stage, evaluated_steps, passed_over, publish
 from launch.workload import Workload
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import demonstration_samples
@@ -55,6 +55,11 @@ class WarmStart(Stage):
                 f"warm_start.num_steps={self.num_steps} needs demonstrations and the workload has none: give "
                 "it some, or set warm_start.num_steps=0."
             )
+        if not self.num_steps and self.config.demonstrations and self.config.model.path is not None:
+            raise ConfigError(
+                f"demonstrations={self.config.demonstrations} has no effect with warm_start.num_steps=0: set "
+                "warm_start.num_epochs=1, for example, or leave it out."
+            )
         learned, _ = divided(self.config, len(workload.demonstrations))
         if not learned:
             raise ConfigError(
@@ -84,23 +89,33 @@ class WarmStart(Stage):
         run.tracker.offline_step("warm start", last, self.num_steps, text)
 
     def _batch(self, step: int) -> TrainBatch:
-        """The demonstrations of a step: drawn, or the next of the present pass where passes are counted."""
+        """The demonstrations of a step: drawn, or, where passes are counted, its part of all passes. It has
+        more than ``batch_size`` where a conversation is several token sequences, and fewer where some are
+        left out.
+        """
         own, seed = self.config.warm_start, self.config.seed
         if not own.num_epochs:
             return demonstration_batch(self._learned, own.batch_size, seed, step)
-        places = batch_indices(step, own.batch_size, len(self._learned), seed, PURPOSE)
+        count = len(self._learned)
+        first, end = (own.num_epochs * count * each // self.num_steps for each in (step, step + 1))
+        places = passed_over(first, max(end, first + 1), count, seed, PURPOSE)
         return TrainBatch(samples=tuple(self._learned[place] for place in places))
 
     def _begin(self, run: Components, state: RunState, clock: Clock) -> None:
-        learned, held_out = divided(self.config, len(run.workload.demonstrations))
-        self._learned, self._held_out = demonstrations(run, learned), demonstrations(run, held_out)
+        own, samples = self.config.warm_start, demonstrations(run)
+        _, places = divided(self.config, len(run.workload.demonstrations))
+        held_out = {f"demonstration-{place}" for place in places}
+        self._held_out = [each for each in samples if each.rollout_id in held_out]
+        self._learned = [each for each in samples if each.rollout_id not in held_out]
+        if not self._learned:
+            raise DatasetError("All demonstrations but those that are held out are too long: shorten them.")
         number = self.num_done(state)
         self._log = JsonlLog(state.directory / WARM_START_STEPS, number)
-        size = min(self.config.warm_start.batch_size, len(self._learned))
-        passes = self.num_steps * size / len(self._learned)
+        count = len(self._learned)
+        passes = own.num_epochs or self.num_steps * min(own.batch_size, count) / count
         run.tracker.announce(
-            f"Warm start on {len(self._learned)} demonstrations: {self.num_steps} steps of {size}, "
-            f"{passes:.3g} passes."
+            f"Warm start on {count} demonstrations: {self.num_steps} steps of "
+            f"{passes * count / self.num_steps:.3g}, {passes:.3g} passes."
         )
         if number == 0 and self._held_out:
             metrics = self._held_out_loss(run, clock)
@@ -153,17 +168,16 @@ def divided(config: TrainConfig, count: int) -> tuple[list[int], list[int]]:
     return [each for each in range(count) if each not in held_out], sorted(held_out)
 
 
-def demonstrations(run: Components, places: Sequence[int] | None = None) -> list[TrainingSample]:
-    """The workload's demonstrations, or those at ``places``, as token sequences.
+def demonstrations(run: Components) -> list[TrainingSample]:
+    """The workload's demonstrations as token sequences.
 
     Those that are too long for the model or the learner are left out, which the run announces.
 
     Raises:
         DatasetError: all of them are.
     """
-    all_of_them, announce = run.workload.demonstrations, run.tracker.announce
-    chosen = all_of_them if places is None else [all_of_them[place] for place in places]
-    samples = demonstration_samples(chat_renderer(run), chosen, announce)
+    announce = run.tracker.announce
+    samples = demonstration_samples(chat_renderer(run), run.workload.demonstrations, announce)
     limits = {"learner.micro_batch_tokens": run.config.learner.micro_batch_tokens}
     config = Path(run.model_path) / "config.json"
     if config.is_file() and (most := json.loads(config.read_text("utf-8")).get("max_position_embeddings")):

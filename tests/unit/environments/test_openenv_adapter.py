@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +25,27 @@ from environments.adapters.openenv import (
     openenv_world,
     text_of,
 )
-from environments.adapters.openenv_server import address_of
+from environments.adapters.openenv_server import address_of, end_server
 from environments.errors import ConfigError, EnvironmentFailure
 from launch.recipes.task_file import workload_of
 from launch.settings.compose import compose
 
 HANG_UP = "hang up"
+SERVER = """
+import sys
+from websockets.sync.server import serve
+
+def talk(connection):
+    for _ in connection:
+        connection.send('{"type": "observation", "data": {"observation": {"text": "hi"}, "done": false}}')
+
+def page(connection, request):
+    if request.path != "/ws":
+        return connection.respond(200 if request.path == "/health" else 404, "")
+
+with serve(talk, "127.0.0.1", int(sys.argv[1]), process_request=page) as server:
+    server.serve_forever()
+"""
 CALL = [{"id": "c", "function": {"name": "find", "arguments": "{}"}}]
 TOOL = WorldTool(
     {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": {}}},
@@ -138,10 +154,24 @@ def test_server_without_pages_has_no_tasks_and_no_world() -> None:
 def test_command_that_serves_nothing_is_named_with_its_output() -> None:
     with pytest.raises(ConfigError, match="nor a command with the word PORT"):
         address_of("host:8000")
-    with pytest.raises(EnvironmentFailure, match=r"(?s)has ended.*no module for port \d+"):
+    with pytest.raises(EnvironmentFailure, match=rf"(?s)has ended.*{Path.cwd()}.*no module for port \d+"):
         address_of(f"{sys.executable} -c \"raise SystemExit('no module for port PORT')\"")
 
 
 def test_workload_of_absent_server_names_its_address() -> None:
     with pytest.raises(EnvironmentFailure, match=r"http://127\.0\.0\.1:9/metadata"):
         workload_of(compose(["run.directory=unused", "workload=openenv:http://127.0.0.1:9"]))
+
+
+def test_started_server_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("environments.adapters.openenv_server.START_SECONDS", 20.0)
+    (tmp_path / "serve.py").write_text(SERVER)
+    command = f"{sys.executable} {tmp_path}/serve.py PORT"
+    try:
+        assert openenv_tasks(command) == []
+        env = OpenEnvEnvironment(Episode(server=command), "message")
+        assert env.reset()[0] == {"question": "hi"}
+        env.close()
+    finally:
+        end_server(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,15 @@ from launch.health.interrupt import Interrupts
 from launch.recipes.task_file import workload_of
 from launch.run_folder.jsonl_log import read_records
 from launch.settings.compose import compose
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, WarmStartConfig
 from launch.train import main
 from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.run_state import RunState
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
-from launch.training.stages.warm_start import WARM_START_STEPS, WarmStart, with_epochs
-from launch.training.trainer import check_training
+from launch.training.stages.warm_start import WARM_START_STEPS, WarmStart, divided, with_epochs
+from launch.training.trainer import AgentTrainer, check_training
 from launch.validation.resources import num_replicas, num_rollout_actors
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import check_demonstrations, demonstration_samples
@@ -108,6 +109,13 @@ def test_tables_hold_conversations_too(tmp_path: Path) -> None:
             r"row 1: message 2 has the tool call .*'arguments'",
         ),
         ({"messages": TALK, "tools": "add"}, r"row 1 has tools that are no list"),
+        ({"messages": [TALK[0], {**TALK[1], "weight": 0}]}, r"row 1 has no message .* without 'weight': 0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}, TALK[1]]},
+            r"message 0, of the role 'user', has the content \[",
+        ),
+        ({"messages": [*TALK, {"role": "assistant", "tool_calls": 5}]}, r"message 2 has the tool call 5"),
+        ({"messages": [{"from": ["human"], "value": "?"}]}, r"message 0 has the role \['human'\]"),
     ],
 )
 def test_row_that_cannot_be_imitated_is_named(
@@ -179,12 +187,13 @@ class Forgetful:
     def publish(self, version: int) -> None: ...
 
 
-def test_held_out_part_is_measured_and_not_learned(tmp_path: Path) -> None:
+def trained(tmp_path: Path, long: int, share: float) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Two passes over 20 conversations, the ``long``-th too long: losses, what is learned, announcements."""
     talks = [[{"role": "user", "content": f"{n}?"}, TALK[1]] for n in range(20)]
-    talks[0][0]["content"] = "1 " * 500
+    talks[long][0]["content"] = "1 " * 500
     config = configured(
         written(tmp_path, *({"messages": each} for each in talks)),
-        "warm_start={num_epochs: 2, batch_size: 4, held_out_share: 0.2}",
+        f"warm_start={{num_epochs: 2, batch_size: 4, held_out_share: {share}}}",
         "learner.micro_batch_tokens=300",
     )
     workload = workload_of(config)
@@ -203,9 +212,49 @@ def test_held_out_part_is_measured_and_not_learned(tmp_path: Path) -> None:
     stage = WarmStart(config)
     while stage.num_done(state) < stage.num_steps:
         stage.step(run, state, Clock(Activity()))
-    records = read_records(tmp_path / "run" / WARM_START_STEPS)
-    assert stage.num_steps == 8 and [each["step"] for each in records] == [0, 5, 8]
+    return read_records(tmp_path / "run" / WARM_START_STEPS), learner.taken, said
+
+
+def test_held_out_part_is_measured_and_not_learned(tmp_path: Path) -> None:
+    records, taken, said = trained(tmp_path, long=0, share=0.2)
+    assert [each["step"] for each in records] == [0, 5, 8]
     losses = [each["held_out_loss"] for each in records]
-    assert losses == pytest.approx([0.0, 2.0, 3.2]), "it rises while the loss of training stands still"
-    assert len(learner.taken) == 32 and len(set(learner.taken)) == 15, "the long one is left out"
+    assert losses == pytest.approx([0.0, 1.8, 3.0]), "it rises while the loss of training stands still"
+    assert sorted(taken) == sorted([*set(taken)] * 2), "two passes, whatever is left out"
+    assert len(set(taken)) == 15, "the long one is left out"
     assert any("1 of" in line and "more than 300 tokens" in line for line in said)
+
+
+def test_held_out_part_that_is_too_long_ends_no_training(tmp_path: Path) -> None:
+    _, (held_out,) = divided(compose(["warm_start.held_out_share=0.05"]), 20)
+    records, taken, said = trained(tmp_path, long=held_out, share=0.05)
+    assert len(set(taken)) == 19 and not any("held_out_loss" in each for each in records)
+    assert any("1 of 20" in line and "left out" in line for line in said)
+
+
+def test_file_that_no_step_learns_from_is_refused(tmp_path: Path) -> None:
+    config = configured(written(tmp_path, {"messages": TALK}), "recipe=calculator", "model.path=a-model")
+    config = replace(config, warm_start=WarmStartConfig())
+    with pytest.raises(ConfigError, match=r"chats\.jsonl has no effect .* set warm_start\.num_epochs=1"):
+        WarmStart(config).check_workload(workload_of(config))
+
+
+def test_row_without_its_prompt_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, {"prompt": "1?", "completion": "1"}, {"prompt": "", "completion": "2"})
+    with pytest.raises(DatasetError, match=r"row 1: message 0, of the role 'user', has the content None"):
+        read_conversations(path)
+
+
+def test_answer_of_weight_0_is_shown_and_not_learned(tmp_path: Path) -> None:
+    build_tokenizer([TALK]).save_pretrained(tmp_path)
+    renderer = ChatRenderer(load_tokenizer(tmp_path))
+    bad: Message = {"role": "assistant", "content": "1", "weight": 0}
+    (found,), _ = read_conversations(written(tmp_path, {"messages": [TALK[0], bad, *TALK]}))
+    (sample,) = demonstration_samples(renderer, [found])
+    sampled = [token for token, bit in zip(sample.response_ids, sample.loss_mask, strict=True) if bit]
+    assert renderer.text_of(sampled) == "2<|im_end|>"
+
+
+def test_trainer_of_classes_reads_the_file_too(tmp_path: Path) -> None:
+    path = written(tmp_path, {"messages": TALK})
+    assert AgentTrainer(config={"demonstrations": str(path)}).workload.demonstrations == [TALK]

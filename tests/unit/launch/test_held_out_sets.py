@@ -107,3 +107,17 @@ def test_files_of_held_out_tasks_have_names(tmp_path: Path, capsys: pytest.Captu
     )
     shown = capsys.readouterr().out
     assert "math: success 1.000 (1 of 1" in shown and "code: success 0.500 (1 of 2 rollouts)" in shown
+
+
+def test_held_out_tasks_that_name_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"question": "1?", "answer": "1"}) + "\n")
+    tasks = [f"dataset={path}", "reward=math"]
+    assert list(workload_of(compose([*tasks, f"held_out={{2024: {path}}}"])).held_out) == ["2024"]
+    for wrong in ("[a,b]", "{a: 5}", "{a: {b: c}}"):
+        with pytest.raises(ConfigError, match=r"names no tasks: write a file or"):
+            workload_of(compose([*tasks, f"held_out={wrong}"]))
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"prompt": "1?", "completion": "1"}) + "\n")
+    with pytest.raises(ConfigError, match=r"held_out=.* belongs to a dataset"):
+        workload_of(compose([f"demonstrations={chats}", f"held_out={path}"]))

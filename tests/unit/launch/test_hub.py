@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from environments.errors import ConfigError, TroupeError
 from launch.export import export_hub, main
@@ -56,7 +57,7 @@ def run_in(folder: Path, *settings: str, evaluated: bool = True) -> Path:
     for step, share in ((0, 0.2), (1, 0.5), (2, 0.8)) if evaluated else ():
         tracker.evaluation(step, numbers | {"eval/reward_mean": share, "eval/pass_at_1": share})
     tracker.close()
-    progress = Progress(stage_steps={"reinforce": 2}, step=2)
+    progress = Progress(stage_steps={"warm_start": 5, "reinforce": 2}, step=2)
     CheckpointFolder(run, kept=1).save(progress, StreamState(), save_model)
     return run
 
@@ -86,12 +87,14 @@ def test_hub_gets_model_and_card_and_no_trajectory(tmp_path: Path) -> None:
 
 def test_card_without_evaluation_says_so(tmp_path: Path) -> None:
     run = run_in(tmp_path, f"model.path={tmp_path}/secret/base", evaluated=False)
-    (run / "warm_start.jsonl").write_text(json.dumps({"step": 5, "held_out_loss": 1.25}) + "\n")
+    records = [{"step": 5, "held_out_loss": 1.25}, {"step": 10, "held_out_loss": 0.5}]
+    (run / "warm_start.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
     hub: Any = FolderHub(tmp_path / "hub")
     export_hub(run, "me/mine", True, hub)
     card = (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
     assert "no evaluation on held-out tasks" in card and "after the 2 updates" in card
-    assert "1.250 after step 5" in card and "base_model" not in card and "secret" not in card
+    assert "1.250 after step 5." in card, "the checkpoint is of step 5"
+    assert "base_model" not in card and "secret" not in card
     assert "the local model `base`" in card and not hub.model_info("me/mine").private
 
 
@@ -102,9 +105,21 @@ def test_public_model_is_not_written_to_by_chance(tmp_path: Path) -> None:
     assert not hub.folder.exists()
 
 
-def test_refusal_of_the_hub_is_explained(tmp_path: Path) -> None:
+def test_card_shows_no_address_and_no_folder(tmp_path: Path) -> None:
+    settings = ["workload='openenv:uvicorn w:app --port PORT --key SECRET'", "learner.nodes={my-rack: 1}"]
+    run = run_in(tmp_path, "model.path=runs/base", *settings)
+    (tmp_path / "runs" / "base").mkdir()
+    hub: Any = FolderHub(tmp_path / "hub")
+    export_hub(run, "me/mine", False, hub)
+    card = (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
+    assert '`workload="openenv"`' in card and not any(text in card for text in ("SECRET", "my-rack"))
+    assert "the local model `base`" in card and "base_model" not in card, "runs/base is nobody's on the hub"
+
+
+@pytest.mark.parametrize("reason", [httpx.HTTPError("403 Forbidden"), OfflineModeIsEnabled("403 Forbidden")])
+def test_refusal_of_the_hub_is_explained(tmp_path: Path, reason: Exception) -> None:
     def refuse(*arguments: Any, **named: Any) -> None:
-        raise httpx.HTTPError("403 Forbidden")
+        raise reason
 
     hub: Any = SimpleNamespace(create_repo=refuse)
     with pytest.raises(TroupeError, match=r"not taken me/mine \(403 Forbidden\).*HF_TOKEN may write"):
