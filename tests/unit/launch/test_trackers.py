@@ -15,6 +15,7 @@ from machine import wait_until
 from own_tracker import OwnTracker
 from shown_programs import LENGTHS
 
+from actors.ray_tools.background import end_background_work
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
 from launch.health.restart_budget import RestartBudget
@@ -112,6 +113,15 @@ def test_tracker_that_hangs_is_named_and_left_out(
     assert "TimeoutError: it has not answered for 0.2 s" in printed
     hanging.answers.set()
     wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("tracker ")])
+
+
+def test_tracker_is_closed_after_the_end_of_background_work(tmp_path: Path) -> None:
+    """A run leaves Ray before it closes its trackers."""
+    chosen = Failing("none")
+    tracker = tracker_of(tmp_path, chosen=chosen)
+    end_background_work(seconds=0.1)
+    tracker.close()
+    assert chosen.num_calls == 2, "opened and closed"
 
 
 # -- the choice ----------------------------------------------------------------------------------------
