@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +52,33 @@ def test_weights_travel_in_the_dtype_of_the_engines() -> None:
     assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
     assert [each for _, each in narrowed(tensors, torch.float32)] == [each for _, each in tensors]
     assert [each for _, each in narrowed(tensors, None)] == [each for _, each in tensors]
+
+
+def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> None:
+    """Else the other ranks, which take part in the gathering of each tensor, would hang."""
+    import torch
+
+    from actors.learning.publishing_learner import PublishingLearner
+    from actors.weights.object_store import ObjectStoreTransport
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("2 GiB wanted")
+
+    class Learner(PublishingLearner):
+        rank = 0
+
+        def __init__(self) -> None:
+            self._transport, self._dtype, self.num_gathered = ObjectStoreTransport(), torch.bfloat16, 0
+
+        def weights(self) -> Iterator[tuple[str, Any]]:
+            for name in "abc":
+                self.num_gathered += 1
+                yield name, SimpleNamespace(is_floating_point=lambda: True, itemsize=4, to=full)
+
+    learner = Learner()
+    with pytest.raises(torch.OutOfMemoryError):
+        list(learner.publish_weights(1))
+    assert learner.num_gathered == 3
 
 
 class Ranks:
