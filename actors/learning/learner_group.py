@@ -141,7 +141,7 @@ class LearnerGroup:
         schedule = self._policy.call(PolicyCalls.schedule)
         try:
             ray.get(self._store.publish.remote(version, pieces))
-        except RayTaskError:  # mostly: a rank has died, and the weights with it
+        except RayTaskError:  # mostly: a node was lost, and the pieces with it
             self.check_ranks()
             raise
         self._schedule = schedule  # not before: until then the newest version, and its schedule, is another

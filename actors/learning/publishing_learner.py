@@ -49,7 +49,7 @@ class PublishingLearner(VerlLearner):
         """Go on from published weights, and with the learning rate that came after them.
 
         Args:
-            schedule: as ``publish_weights`` has returned it; empty to leave the present one.
+            schedule: as ``schedule`` has returned it; empty to leave the present one.
 
         Raises:
             WeightTransportError: they cannot be read.
