@@ -45,10 +45,12 @@ def test_weights_travel_in_the_dtype_of_the_engines() -> None:
 
     from policies.engines.weights import narrowed
 
-    exact = torch.tensor([1.0, 1 / 3])
+    exact = torch.tensor([[1.0, 1 / 3]])
     tensors = [("linear.weight", exact), ("ids", torch.tensor([7])), ("half.weight", exact.half())]
     there = dict(narrowed(tensors, torch.bfloat16))
     assert [each.dtype for each in there.values()] == [torch.bfloat16, torch.int64, torch.float16]
+    bias = [("gate.e_score_correction_bias", exact[0])]
+    assert torch.equal(dict(narrowed(bias, torch.bfloat16))[bias[0][0]], exact[0]), "float32 in engines too"
     assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
     assert [each for _, each in narrowed(tensors, torch.float32)] == [each for _, each in tensors]
     assert [each for _, each in narrowed(tensors, None)] == [each for _, each in tensors]
@@ -73,7 +75,10 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
         def weights(self) -> Iterator[tuple[str, Any]]:
             for name in "abc":
                 self.num_gathered += 1
-                yield name, SimpleNamespace(is_floating_point=lambda: True, itemsize=4, to=full)
+                yield (
+                    name,
+                    SimpleNamespace(is_floating_point=lambda: True, itemsize=4, dim=lambda: 2, to=full),
+                )
 
     learner = Learner()
     with pytest.raises(torch.OutOfMemoryError):
