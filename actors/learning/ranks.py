@@ -92,7 +92,9 @@ class RankWorker(ABC):
         """Call ``method`` as ``work`` does, and yield what it yields. ``end_stream`` raises its error."""
         try:
             with self._named_out_of_memory():
-                yield from methodcaller(method, *args)(self._model)
+                # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
+                for piece in methodcaller(method, *args)(self._model):  # noqa: UP028
+                    yield piece
         except Exception as error:  # noqa: BLE001  # Ray would take it for the last of what was yielded
             self._failure = error
 

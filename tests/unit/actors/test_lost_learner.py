@@ -86,6 +86,19 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
     assert learner.num_gathered == 3
 
 
+class RankOfAList(RankWorker):
+    def _load(self, **_: Any) -> Any:
+        return SimpleNamespace(pieces=lambda: ["first", "second"])
+
+
+def test_stream_of_a_list_takes_what_ray_sends() -> None:
+    rank = RankOfAList(None)
+    rank._model = rank._load()
+    stream: Any = rank.stream("pieces")
+    assert (next(stream), stream.send(0.5)) == ("first", "second")
+    rank.end_stream()
+
+
 class Ranks:
     """Stand-ins for the ranks: the schedule is where the last publish was."""
 
