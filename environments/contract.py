@@ -59,8 +59,11 @@ def final_reward_faults(reward: Any) -> list[str]:
 def is_correct_faults(is_correct: Any) -> list[str]:
     """The faults of the return value of ``is_correct``, which has to be true, false (numpy's too) or None."""
     method = "is_correct()"
-    fault = f"{method} returned {kind_of(is_correct)}: it has to be True, False or None."
-    return async_faults(method, is_correct) or ([] if is_correct is None or is_bool(is_correct) else [fault])
+    if faults := async_faults(method, is_correct):
+        return faults
+    if is_correct is None or is_bool(is_correct):
+        return []
+    return [f"{method} returned {kind_of(is_correct)}: it has to be True, False or None."]
 
 
 def metrics_faults(metrics: Any) -> list[str]:

@@ -66,6 +66,11 @@ class EngineConfig:
         return str(self.options.get("dtype", "float32"))
 
     @property
+    def half_dtype(self) -> str | None:
+        """The type of the weights, by torch's name, if it is one of two bytes for certain."""
+        return {"half": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(self.dtype)
+
+    @property
     def num_threads(self) -> int | None:
         """The CPU threads of an engine on a CPU, where they are decided."""
         return self.options.get("num_threads")

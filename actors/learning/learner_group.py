@@ -37,7 +37,7 @@ class LearnerGroup:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
         store: the ``WeightStore`` to which ``publish`` adds versions.
-        engine_dtype: in which the engines hold the weights: what is wider is cast before it travels.
+        engine_dtype: ``half_dtype`` of the engines: weights that are wider are cast before they travel.
         shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
             sees this file before it loads a model.
     """
@@ -51,7 +51,7 @@ class LearnerGroup:
         seed: int,
         store: ray.actor.ActorHandle,
         shared_file: tuple[str, str] | None = None,
-        engine_dtype: str = "auto",
+        engine_dtype: str | None = None,
     ) -> None:
         arguments = {
             "model_path": model_path,
@@ -141,7 +141,7 @@ class LearnerGroup:
         schedule = self._policy.call(PolicyCalls.schedule)
         try:
             ray.get(self._store.publish.remote(version, pieces))
-        except RayTaskError:  # mostly: a rank has died, and the weights with it
+        except RayTaskError:  # mostly: a node was lost, and the pieces with it
             self.check_ranks()
             raise
         self._schedule = schedule  # not before: until then the newest version, and its schedule, is another

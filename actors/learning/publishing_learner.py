@@ -23,23 +23,23 @@ class PublishingLearner(VerlLearner):
 
     Args:
         store: the ``WeightStore`` that knows the transport.
-        engine_dtype: name of the dtype in which engines hold the weights; ``auto`` if they choose it.
+        engine_dtype: ``half_dtype`` of the engines.
 
     Raises:
         ConfigError: also if the weights' transport cannot work on this node.
     """
 
-    def __init__(self, store: ray.actor.ActorHandle, engine_dtype: str, **arguments: Any) -> None:
+    def __init__(self, store: ray.actor.ActorHandle, engine_dtype: str | None, **arguments: Any) -> None:
         self._transport: WeightTransport = ray.get(store.transport.remote())
         self._transport.open()
-        self._dtype = None if engine_dtype == "auto" else getattr(torch, engine_dtype)
+        self._dtype = None if engine_dtype is None else getattr(torch, engine_dtype)
         super().__init__(**arguments)
 
     def publish_weights(self, version: int) -> Iterator[Any]:
         """Write the present weights, adapters merged, as the engines hold them; yield the pieces."""
-        weights = narrowed(self.weights(), self._dtype)
+        weights = self.weights()
         try:
-            yield from self._transport.publish(version, weights, self.rank)
+            yield from self._transport.publish(version, narrowed(weights, self._dtype), self.rank)
         finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass
@@ -49,7 +49,7 @@ class PublishingLearner(VerlLearner):
         """Go on from published weights, and with the learning rate that came after them.
 
         Args:
-            schedule: as ``publish_weights`` has returned it; empty to leave the present one.
+            schedule: as ``schedule`` has returned it; empty to leave the present one.
 
         Raises:
             WeightTransportError: they cannot be read.

@@ -45,6 +45,7 @@ class RankWorker(ABC):
     def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
         self._shared_file = shared_file
         self._arguments = arguments
+        self._failure: Exception | None = None
 
     def open_store(self) -> tuple[str, int]:
         """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
@@ -88,9 +89,20 @@ class RankWorker(ABC):
             return methodcaller(method, *args)(self._model)
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
-        """Call ``method`` as ``work`` does, and yield what it yields."""
-        with self._named_out_of_memory():
-            yield from methodcaller(method, *args)(self._model)
+        """Call ``method`` as ``work`` does, and yield what it yields. ``end_stream`` raises its error."""
+        try:
+            with self._named_out_of_memory():
+                # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
+                for piece in methodcaller(method, *args)(self._model):  # noqa: UP028
+                    yield piece
+        except Exception as error:  # noqa: BLE001  # Ray would take it for the last of what was yielded
+            self._failure = error
+
+    def end_stream(self) -> None:
+        """Raise the error of the ``stream`` before this call, if it had one."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     @contextmanager
     def _named_out_of_memory(self) -> Iterator[None]:
@@ -220,7 +232,8 @@ class RankGroup:
             rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
             for rank in self._ranks
         ]
-        self._wait_for_work([stream.completed() for stream in streams])
+        ends = [rank.end_stream.remote() for rank in self._ranks]
+        self._wait_for_work([*ends, *(stream.completed() for stream in streams)])
         return list(streams[0])
 
     def _wait_for_work(self, references: list[ray.ObjectRef]) -> Any:

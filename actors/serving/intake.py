@@ -32,7 +32,8 @@ class HttpMiddleware(ABC):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
+        answer = self.handle if scope["type"] == "http" else self._app
+        await answer(scope, receive, send)
 
     @abstractmethod
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -156,7 +156,7 @@ class FileTransport(WeightTransport):
         return str(final)
 
     def _put_away(self, folder: Path) -> None:
-        """Have a version gone at once, for all who read it; ``_keep`` deletes it."""
+        """Have a version gone at once, for all who read it; ``keep_at`` deletes it."""
         folder.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")
 
     def _unfinished(self) -> Path:

@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError
 from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
-from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport
+from actors.weights.transport import VersionLostError, WeightTarget, WeightTransport
 from environments.errors import TroupeError
 
 
@@ -28,7 +28,7 @@ class PublishedWeights:
         try:
             pieces = await asyncio.gather(*self.pieces)
         except ObjectLostError as error:
-            raise VersionGoneError(
+            raise VersionLostError(
                 f"Version {self.version} of the weights was lost with the node that had them: {error}"
             ) from error
         await transport.fetch(self.version, pieces, engine)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from environments.errors import ConfigError, WeightsError
+from environments.errors import ConfigError, PartLostError, WeightsError
 from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
 
@@ -28,6 +28,10 @@ class WeightTransportError(WeightsError):
 
 class VersionGoneError(WeightTransportError):
     """The weights of a version are not there any more, or, on a slow disk, not there yet."""
+
+
+class VersionLostError(VersionGoneError, PartLostError):
+    """The only node that had the weights of a version is lost. A run goes on from its checkpoint."""
 
 
 class WeightTarget(Protocol):

@@ -197,8 +197,8 @@ class TrainingLoop:
             run.rollouts.put_back()
             run.interrupts.was_cut = False  # learner and rollouts are whole again
         behind = state.progress.step - state.saved_step
-        dtype = run.config.server.engine.dtype
-        rounded = "" if dtype in ("auto", "float", "float32") else f", rounded to {dtype}"
+        dtype = run.config.server.engine.half_dtype
+        rounded = f", rounded to {dtype}" if dtype else ""
         weights = (
             f"weights of {folder.name}"
             if version is None

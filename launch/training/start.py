@@ -286,7 +286,7 @@ def start_learner(
         config.seed,
         store,
         shared_file=None if lock is None else (str(lock.path), lock.text),
-        engine_dtype=config.server.engine.dtype,
+        engine_dtype=config.server.engine.half_dtype,
     )
 
 

@@ -43,8 +43,9 @@ OWN_ARGUMENTS = {
 
 @dataclass
 class OwnOptions:
-    """Options that vLLM has not: they say what ``vllm.py`` does with it."""
+    """Options that vLLM has not, which say what ``vllm.py`` does with it, and one that the learner reads."""
 
+    dtype: str = setting("float32", one_of=("auto", "bfloat16", "half", "float16", "float", "float32"))
     num_threads: int | None = setting(None, at_least=1)
     cache_after_publish: str = setting("recompute", one_of=("recompute", "keep"))
 
@@ -114,7 +115,7 @@ def _bytes_of_a_token(folder: Path, config: EngineConfig) -> int | None:
         numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return 2 * int(numbers) * (4 if config.dtype == "float32" else 2)
+    return 2 * int(numbers) * (4 if config.dtype in ("float", "float32") else 2)
 
 
 def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:

@@ -46,10 +46,13 @@ class WeightBucket:
 def narrowed(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Cast the ``tensors`` of floating-point numbers that are wider than ``dtype``; none if that is None."""
+    """Cast the matrices of floating-point numbers that are wider than ``dtype``; none if that is None.
+
+    Vectors stay: engines hold some in float32 whatever their dtype is, such as a router's corrections.
+    """
     for name, tensor in tensors:
         is_wider = dtype is not None and tensor.is_floating_point() and tensor.itemsize > dtype.itemsize
-        yield name, tensor.to(dtype) if is_wider else tensor
+        yield name, tensor.to(dtype) if is_wider and tensor.dim() > 1 else tensor
 
 
 def pack(

@@ -126,7 +126,7 @@ def _publications(
     bytes of the object store, and those that a rank adds."""
     store = WeightStore.remote(transport)  # type: ignore[attr-defined]
     algorithm = resolve(AlgorithmConfig(), 512)
-    learner = LearnerGroup(model, settings, algorithm, 1, 0, store, engine_dtype=engine.dtype)
+    learner = LearnerGroup(model, settings, algorithm, 1, 0, store, engine_dtype=engine.half_dtype)
     learner.check_ranks()
     ranks = [psutil.Process(each.pid) for each in members(below=os.getpid()) if each.role == "learner"]
     version = 0

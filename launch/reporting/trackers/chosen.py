@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from actors.ray_tools.background import in_background
 from environments.errors import ConfigError
 from environments.named_module import call_own, load_class
 from environments.types import TrajectoryGroup
@@ -67,7 +67,8 @@ class TrackerThread:
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        in_background(self._run, f"tracker {name}")
+        # Not one of those that end before this process leaves Ray: a tracker is closed after that.
+        threading.Thread(target=self._run, name=f"tracker {name}", daemon=True).start()
 
     def call(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, and raise what it raises.

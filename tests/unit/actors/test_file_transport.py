@@ -20,7 +20,7 @@ from actors.weights.files import MANIFEST, FileTransport
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransportError, make_transport
-from environments.errors import ConfigError
+from environments.errors import ConfigError, PartLostError
 from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:
@@ -293,8 +293,10 @@ def test_version_lost_with_its_node_makes_way_for_the_newest(
     assert follow(transport, FakeStore(lost, at(2, publish(transport, 2)))).version == 2
     monkeypatch.setattr(follower, "FETCH_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(follower, "MISSING_VERSION_SECONDS", 0.1)
+    store = FakeStore(lost)
     with pytest.raises(VersionGoneError, match="Version 1 of the weights was lost with the node"):
-        follow(transport, FakeStore(lost))
+        follow(transport, store)
+    assert isinstance(store.reports[0], PartLostError), "the driver goes on from its checkpoint"
 
 
 def test_damaged_version_makes_way_for_a_newer_one(transport: FileTransport) -> None:

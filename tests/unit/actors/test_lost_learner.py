@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +45,58 @@ def test_weights_travel_in_the_dtype_of_the_engines() -> None:
 
     from policies.engines.weights import narrowed
 
-    exact = torch.tensor([1.0, 1 / 3])
+    exact = torch.tensor([[1.0, 1 / 3]])
     tensors = [("linear.weight", exact), ("ids", torch.tensor([7])), ("half.weight", exact.half())]
     there = dict(narrowed(tensors, torch.bfloat16))
     assert [each.dtype for each in there.values()] == [torch.bfloat16, torch.int64, torch.float16]
+    bias = [("gate.e_score_correction_bias", exact[0])]
+    assert torch.equal(dict(narrowed(bias, torch.bfloat16))[bias[0][0]], exact[0]), "float32 in engines too"
     assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
     assert [each for _, each in narrowed(tensors, torch.float32)] == [each for _, each in tensors]
     assert [each for _, each in narrowed(tensors, None)] == [each for _, each in tensors]
+
+
+def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> None:
+    """Else the other ranks, which take part in the gathering of each tensor, would hang."""
+    import torch
+
+    from actors.learning.publishing_learner import PublishingLearner
+    from actors.weights.object_store import ObjectStoreTransport
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("2 GiB wanted")
+
+    class Learner(PublishingLearner):
+        rank = 0
+
+        def __init__(self) -> None:
+            self._transport, self._dtype, self.num_gathered = ObjectStoreTransport(), torch.bfloat16, 0
+
+        def weights(self) -> Iterator[tuple[str, Any]]:
+            for name in "abc":
+                self.num_gathered += 1
+                yield (
+                    name,
+                    SimpleNamespace(is_floating_point=lambda: True, itemsize=4, dim=lambda: 2, to=full),
+                )
+
+    learner = Learner()
+    with pytest.raises(torch.OutOfMemoryError):
+        list(learner.publish_weights(1))
+    assert learner.num_gathered == 3
+
+
+class RankOfAList(RankWorker):
+    def _load(self, **_: Any) -> Any:
+        return SimpleNamespace(pieces=lambda: ["first", "second"])
+
+
+def test_stream_of_a_list_takes_what_ray_sends() -> None:
+    rank = RankOfAList(None)
+    rank._model = rank._load()
+    stream: Any = rank.stream("pieces")
+    assert (next(stream), stream.send(0.5)) == ("first", "second")
+    rank.end_stream()
 
 
 class Ranks:

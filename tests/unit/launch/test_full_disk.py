@@ -8,16 +8,16 @@ import pytest
 
 from environments.errors import TroupeError
 from launch import train
+from launch.reporting.tracker import SETTINGS
 from launch.run_folder.disk import full_disk_explained
 
 
 def test_full_disk_ends_a_training_with_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first file that grows is that of the metrics: nothing else has been started by then."""
-    (tmp_path / ".metrics.jsonl.tmp").symlink_to("/dev/full")
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    assert train.main(["recipe=calculator", f"run.directory={tmp_path}", "run.resume=true"]) == 2
+    """The first file that grows is that of the settings: nothing else has been started by then."""
+    (tmp_path / SETTINGS).symlink_to("/dev/full")
+    assert train.main(["recipe=calculator", f"run.directory={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert "A disk is full" in said and f"run.directory={tmp_path} run.resume=true" in said
 

@@ -15,6 +15,8 @@ from machine import wait_until
 from own_tracker import OwnTracker
 from shown_programs import LENGTHS
 
+from actors.ray_tools.background import end_background_work
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
 from launch.health.restart_budget import RestartBudget
@@ -29,6 +31,7 @@ from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training import trainer
 from launch.training.run_state import RunState
+from launch.workload import Workload
 
 METRICS = {"time/step": 1.0, "rollout/reward_mean": 0.5}
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 1.0, "time/evaluate": 1.0}
@@ -112,6 +115,15 @@ def test_tracker_that_hangs_is_named_and_left_out(
     assert "TimeoutError: it has not answered for 0.2 s" in printed
     hanging.answers.set()
     wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("tracker ")])
+
+
+def test_tracker_is_closed_after_the_end_of_background_work(tmp_path: Path) -> None:
+    """A run leaves Ray before it closes its trackers."""
+    chosen = Failing("none")
+    tracker = tracker_of(tmp_path, chosen=chosen)
+    end_background_work(seconds=0.1)
+    tracker.close()
+    assert chosen.num_calls == 2, "opened and closed"
 
 
 # -- the choice ----------------------------------------------------------------------------------------
@@ -278,6 +290,8 @@ def test_metric_that_the_run_lacks_is_an_alarm(tmp_path: Path) -> None:
 def test_resumed_run_that_has_reached_its_goal_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    workload = Workload(train_dataset=Dataset([]))
+
     def resumed(stop_at: float) -> None:
         config = compose(
             [
@@ -286,8 +300,7 @@ def test_resumed_run_that_has_reached_its_goal_starts_nothing(
             ]
         )
         with RunLock(tmp_path) as lock:
-            nothing: Any = None
-            assert trainer._train(config, nothing, lock, RestartBudget(0, 1.0))
+            assert trainer._train(config, workload, lock, RestartBudget(0, 1.0))
 
     def start(*arguments: Any) -> Any:
         raise RuntimeError("Engines are started.")

@@ -68,6 +68,7 @@ LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
     [
         # 2 (keys, values) x 2 layers x 2 heads x 32 x 4 bytes; 384 tokens are three blocks.
         (TINY, {"max_model_tokens": 384}, 257 * 384 * 1024),
+        (TINY, {"max_model_tokens": 384, "options": {"dtype": "float"}}, 257 * 384 * 1024),
         (TINY, {"max_model_tokens": 300, "options": {"dtype": "bfloat16"}}, 257 * 384 * 512),
         (TINY, {"max_model_tokens": 40, "options": {"max_num_seqs": 7, "block_size": 32}}, 8 * 64 * 1024),
         (LARGE, {}, 1 << 30),
