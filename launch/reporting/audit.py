@@ -18,6 +18,8 @@ from launch.settings.tree import TASKS
 SCORE = "eval/reward_mean"
 SECTIONS = {"reinforce": "run", "expert_iteration": "expert_iteration"}
 """The stages that roll out, and the settings that hold their updates."""
+OFFLINE = {"warm_start", "preferences"}
+"""The stages that play nothing."""
 MOST_NAMED = 5
 """Rollouts that a finding names; the others are counted."""
 
@@ -136,7 +138,9 @@ def tokens_are_of_their_version(run: RunRecords) -> Finding:
 
 
 def updates_were_made(run: RunRecords) -> Finding:
-    """Check that there is an update to judge the run by."""
+    """Check that there is an update to judge the run by, unless it plays nothing."""
+    if set(run.settings["stages"]) <= OFFLINE:
+        return Finding(True, f"the run plays nothing in its stages: {', '.join(run.settings['stages'])}")
     if run.consumed:
         return Finding(True, f"{run.consumed[-1]['step']} updates were made")
     return Finding(False, "no update was made: there is nothing to judge the run by")
@@ -180,7 +184,7 @@ def _num_made(run: RunRecords) -> int:
 
 def _has_ended(run: RunRecords) -> bool:
     """Return whether all updates are made; of a stage of somebody's own, nobody knows the number."""
-    known = set(run.settings["stages"]) <= {*SECTIONS, "warm_start", "preferences"}
+    known = set(run.settings["stages"]) <= {*SECTIONS, *OFFLINE}
     return known and _num_made(run) >= num_planned(run.settings)
 
 

@@ -29,6 +29,7 @@ from launch.health.members import ROLES, Member
 from launch.reporting.audit import RunRecords, audit, no_rollout_lost, score_reached
 
 SETTINGS: dict[str, Any] = {
+    "stages": ["warm_start", "reinforce"],
     "rollout": {"group_size": 2, "max_staleness": 1},
     "run": {"max_recoveries": 2},
     "learner": {"mismatch_alarm": 1e-3},
@@ -107,6 +108,12 @@ def test_sound_run_is_found_sound_in_every_respect() -> None:
     findings = audit(SOUND)
     assert all(finding.is_sound for finding in findings), findings
     assert "4 rollouts were used in 2 updates" in findings[0].text
+
+
+def test_run_that_plays_nothing_is_sound_without_updates() -> None:
+    findings = audit(RunRecords(settings=SETTINGS | {"stages": ["warm_start"]}, consumed=[]))
+    assert all(finding.is_sound for finding in findings), findings
+    assert "plays nothing in its stages: warm_start" in findings[-1].text
 
 
 TWICE = [*SOUND.consumed, {"step": 3, "trained": ["00000000/0001"], "dropped": {}}]
