@@ -66,11 +66,11 @@ def pack(
     buffer, size = np.empty(0, np.uint8), 0
     for name, tensor in tensors:
         num_bytes = tensor.numel() * tensor.element_size()
-        if places and size + num_bytes > len(buffer):
+        if places and size + num_bytes > bucket_bytes:
             yield WeightBucket(places=tuple(places), buffer=buffer[:size])
             places = []
         if not places:
-            buffer, size = np.empty(max(bucket_bytes, num_bytes + ALIGNMENT), np.uint8), 0
+            buffer, size = np.empty(max(bucket_bytes, num_bytes), np.uint8), 0
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         buffer[size : size + num_bytes] = raw  # at once: the next one is gathered without this one
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

@@ -152,7 +152,7 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
     monkeypatch.setattr(sys, "stdout", Closed())
     config = config_of(tmp_path, "run.resume=true")
     with RunLock(tmp_path) as lock, pytest.raises(type(error)):
-        trainer._train(config, SimpleNamespace(), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
+        trainer._train(config, SimpleNamespace(held_out={}), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
     state = RunState(config, tmp_path)
     assert state.saved_step == step
     if step and isinstance(error, Exception):  # the rollouts that have failed are played again

@@ -168,7 +168,7 @@ def test_ids_of_rewritten_history_are_those_of_the_whole(family: Family, seed: i
     messages = conversation(draw, 6, tools=True)
     schemas = [CALCULATOR] if family.shows_tools else None
     for _ in range(8):
-        text = ChatRenderer(own, family.kwargs)._template.render(messages, schemas)
+        text = ChatRenderer(own, family.kwargs).template.render(messages, schemas)
         assert renderer.prompt_ids(messages, tools=schemas) == whole(own, text)
         at = draw.randrange(2, len(messages) - 1)
         rewritten = {**messages[at], "content": draw.choice(["(cut)", messages[at]["content"] + "."])}
