@@ -92,6 +92,12 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
                 f"stages={config.stages} has {name}, and {name}.num_steps=0: set it to 10, for example, or "
                 "leave the stage out."
             )
+    # Without a model's folder the tiny model gets its tokenizer from the file.
+    if config.demonstrations and config.model.path is not None and not config.warm_start.num_steps:
+        raise ConfigError(
+            f"demonstrations={config.demonstrations} has no effect with warm_start.num_steps=0: set "
+            "warm_start.num_epochs=1, for example, or leave it out."
+        )
     if set(names) <= {"warm_start", "preferences", "expert_iteration"}:
         _check_supervised(config)
 

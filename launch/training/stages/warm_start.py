@@ -55,11 +55,6 @@ class WarmStart(Stage):
                 f"warm_start.num_steps={self.num_steps} needs demonstrations and the workload has none: give "
                 "it some, or set warm_start.num_steps=0."
             )
-        if not self.num_steps and self.config.demonstrations and self.config.model.path is not None:
-            raise ConfigError(
-                f"demonstrations={self.config.demonstrations} has no effect with warm_start.num_steps=0: set "
-                "warm_start.num_epochs=1, for example, or leave it out."
-            )
         learned, _ = divided(self.config, len(workload.demonstrations))
         if not learned:
             raise ConfigError(

@@ -236,7 +236,7 @@ def test_file_that_no_step_learns_from_is_refused(tmp_path: Path) -> None:
     config = configured(written(tmp_path, {"messages": TALK}), "recipe=calculator", "model.path=a-model")
     config = replace(config, warm_start=WarmStartConfig())
     with pytest.raises(ConfigError, match=r"chats\.jsonl has no effect .* set warm_start\.num_epochs=1"):
-        WarmStart(config).check_workload(workload_of(config))
+        chosen_stages(config)
 
 
 def test_row_without_its_prompt_is_named(tmp_path: Path) -> None:
