@@ -17,7 +17,6 @@ set. The hub gets weights, tokenizer and a model card that is made from the run,
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from environments.command_name import command_name
+from environments.command_name import command_parser, explained
 from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.inspect_log import InspectLog, written_at
@@ -232,11 +231,10 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
             yield row
 
 
+@explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
-    parser = argparse.ArgumentParser(
-        prog=command_name("export"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("export", __doc__)
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a table, into this file")
     parser.add_argument("--inspect", action="store_true", help="write logs for Inspect")
@@ -251,20 +249,16 @@ def main(arguments: list[str]) -> int:
         parser.error("nothing to write: add --parquet FILE, --inspect or --hub OWNER/NAME")
     if options.public and options.hub is None:
         parser.error("--public is for --hub OWNER/NAME: add that, or leave it out")
-    try:
-        hub = None if options.hub is None else hub_of(options.hub)
-        if options.parquet is not None:
-            num_rows = export_parquet(options.run, options.parquet)
-            sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
-        if inspect:
-            folder = options.inspect_folder or options.run / "inspect"
-            num_trajectories, num_logs = export_inspect(options.run, folder)
-            sys.stdout.write(f"{num_trajectories} trajectories in {num_logs} logs: {folder}\n")
-        if hub is not None:
-            sys.stdout.write(f"{export_hub(options.run, options.hub, options.public, hub)}\n")
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    hub = None if options.hub is None else hub_of(options.hub)
+    if options.parquet is not None:
+        num_rows = export_parquet(options.run, options.parquet)
+        sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
+    if inspect:
+        folder = options.inspect_folder or options.run / "inspect"
+        num_trajectories, num_logs = export_inspect(options.run, folder)
+        sys.stdout.write(f"{num_trajectories} trajectories in {num_logs} logs: {folder}\n")
+    if hub is not None:
+        sys.stdout.write(f"{export_hub(options.run, options.hub, options.public, hub)}\n")
     return 0
 
 

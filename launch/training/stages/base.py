@@ -101,17 +101,11 @@ def pass_over(count: int, seed: int, purpose: str, number: int) -> list[int]:
     return random.Random(f"{seed}/{purpose}/{number}").sample(range(count), count)
 
 
-def batch_indices(step: int, batch_size: int, count: int, seed: int, purpose: str) -> list[int]:
-    """Places of the things of a step, of which all are taken once before one comes again.
-
-    A function of seed and step alone, so that a resumed run agrees.
-    """
-    size = min(batch_size, count)
-    return passed_over(step * size, (step + 1) * size, count, seed, purpose)
-
-
 def passed_over(first: int, end: int, count: int, seed: int, purpose: str) -> list[int]:
-    """Places that passes over ``count`` things take from the ``first`` on, before the ``end``."""
+    """Places that passes over ``count`` things take from the ``first`` on, before the ``end``.
+
+    Each pass takes all of them once. A function of its arguments alone, so that a resumed run agrees.
+    """
     places = [divmod(place, count) for place in range(first, end)]
     orders = {each: pass_over(count, seed, purpose, each) for each in {each for each, _ in places}}
     return [orders[number][place] for number, place in places]

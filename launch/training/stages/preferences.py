@@ -13,7 +13,7 @@ from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, batch_indices, evaluated_steps, pass_over, publish
+from launch.training.stages.base import Stage, evaluated_steps, pass_over, passed_over, publish
 from launch.training.stages.warm_start import chat_renderer
 from launch.workload import Workload
 from policies.learning.preferences import (
@@ -124,8 +124,8 @@ class Preferences(Stage):
 
     def indices(self, step: int, num_pairs: int) -> list[int]:
         """The pairs of a step."""
-        size = self.config.preferences.pairs_per_step
-        return batch_indices(step, size, num_pairs, self.config.seed, self.name)
+        size = min(self.config.preferences.pairs_per_step, num_pairs)
+        return passed_over(step * size, (step + 1) * size, num_pairs, self.config.seed, self.name)
 
     def _held_out_metrics(self, run: Components) -> dict[str, float]:
         policy = [score for part in self._parts(self._held_out) for score in self._score(run, part)]
