@@ -22,7 +22,7 @@ from environments.adapters.openenv_server import address_of, is_started, open_pa
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.rewards.base import RewardFunction, RewardOutput
+from environments.rewards.base import RewardFunction, unjudged
 from environments.tool_environment import ToolEnvironment
 from environments.tools.base import Tool, ToolOutput, encodable
 
@@ -200,7 +200,7 @@ class OpenEnvToolEnvironment(ToolEnvironment):
     ) -> None:
         self._episode = episode
         own: list[Any] = [WorldTool(tool.json, tool.is_action, episode) for tool in tools]
-        super().__init__(tools=own, reward_fn=reward_fn or _no_verdict, max_steps=1 << 30)
+        super().__init__(tools=own, reward_fn=reward_fn or unjudged, max_steps=1 << 30)
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         self._count_from_zero()
@@ -353,7 +353,3 @@ def _output(name: str, observation: dict[str, Any]) -> ToolOutput:
             return ToolOutput(name, result)
         case shown:
             return ToolOutput(name, text_of(shown))
-
-
-def _no_verdict(task_info: dict[str, Any], action: Any) -> RewardOutput:
-    return RewardOutput(0.0)

@@ -32,6 +32,11 @@ class RewardFunction(Protocol):
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
 
 
+def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
+    """The reward function of answers that nobody judges: 0, whatever the answer."""
+    return RewardOutput(0.0)
+
+
 def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> RewardOutput:
     """Call ``reward_fn`` and check its verdict; a plain number becomes a RewardOutput.
 

@@ -31,11 +31,11 @@ from environments.errors import ConfigError
 from environments.named_module import load_class, load_module
 from environments.rewards import (
     RewardFunction,
-    RewardOutput,
     code_reward_fn,
     math_reward_fn,
     search_reward_fn,
 )
+from environments.rewards.base import unjudged
 from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
@@ -100,11 +100,6 @@ def conversation_workload(conversations: list[list[Message]]) -> Workload:
         train_dataset=Dataset({"messages": each} for each in asked),
         demonstrations=conversations,
     )
-
-
-def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
-    """A reward of 0, whatever the answer."""
-    return RewardOutput(reward=0.0)
 
 
 def _tasks_of(config: TrainConfig) -> Workload:
