@@ -23,9 +23,7 @@ NodeWatch._watch, once per node     time                   the node's answer    
 (ray_tools/node_watch.py)
 RolloutActor                        one request            the sampling actor's     one trajectory
 (rollouts/rollout_actor.py)                                completion
-AgentPool._collect                  trajectories           the stream: an episode   the answers that are
-(served_agents/pool.py)                                    has ended                waited for
-AgentPool._follow_conversations     the fleet's counts     the clock                another number of
+AgentPool._follow_fleet             the fleet's counts     the clock                another number of
 (served_agents/pool.py)                                                             rollout actors
 RequestQueue._watch_leases          time                   the next tick            requests of silent
 (sampling/request_queue.py)                                                         replicas, free again

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import ray
-from ray.util.queue import Queue
 
 from actors.ray_tools.placement import draining_nodes
 from actors.rollouts.actor_factory import ActorFactory, actor_options
@@ -47,20 +46,24 @@ class RolloutFleet:
 
     A conversation's pair stays in its actor: its next message waits for that one. Where the pair is gone, any
     actor rebuilds it from the journals of its messages.
+
+    Args:
+        consumer: the actor of the stream's queue, or another one: its ``put`` takes a trajectory, and returns
+            when there is room for the next.
     """
 
     def __init__(
         self,
         pair: Pair,
         sampler: ray.actor.ActorHandle,
-        queue: Queue,
+        consumer: ray.actor.ActorHandle,
         limits: RolloutLimits,
         config: FleetConfig,
         listener: ray.actor.ActorHandle | None = None,
     ) -> None:
         options = actor_options(pair, config)
         self._factory = ActorFactory(pair, sampler, limits, options, listener, config.pairs_per_actor)
-        self._queue, self._config = queue, config
+        self._consumer, self._config = consumer, config
         self._slots: dict[int, Slot] = {}
         self._dispatcher = Dispatcher(self._slots)
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
@@ -164,7 +167,7 @@ class RolloutFleet:
             needs={"CPU": options["num_cpus"], "memory": options["memory"] or 0} | options["resources"],
             failures=tuple(sorted(failures, key=lambda each: each.seconds)),
             sampler=self._factory.sampler,
-            stream=self._queue.actor,
+            stream=self._consumer,
         )
 
     # -- loops ---------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class RolloutFleet:
     async def _deliver(self) -> None:
         """consumes finished trajectories · waits for room in the stream · produces trajectories there"""
         while True:
-            await self._queue.put_async(await self._finished.get())
+            await self._consumer.put.remote(await self._finished.get())
 
     async def _leave_draining_nodes(self) -> None:
         """consumes time · waits for Ray's list of draining nodes · produces idle actors on other nodes

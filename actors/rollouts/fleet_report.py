@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 
 import ray
+
+from actors.timing import NO_ACTOR_SECONDS
+
+logger = logging.getLogger(__name__)
+
+WHY_NOT = (
+    "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
+    "agent and the environment may take long to import."
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +43,24 @@ class FleetStatus:
     num_resumed_turns: int = 0
     num_warm: int = 0
     last_taken: int = 0
+
+
+class NoActorWarning:
+    """Warns those who wait for a fleet once a minute while none of its actors is up."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def note(self, status: FleetStatus) -> None:
+        """Take the newest counts."""
+        now = time.monotonic()
+        if status.num_ready:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > NO_ACTOR_SECONDS:
+            self._since = now
+            logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
 
 
 @dataclass(frozen=True, slots=True)

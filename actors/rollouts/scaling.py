@@ -112,6 +112,8 @@ class PoolSize:
 
         Conversations retain the actors that have them, so it only takes away those behind the last one.
         """
+        if self._smallest == self._largest:
+            return status.num_actors
         needed = status.num_running + status.num_waiting + status.num_warm + 1
         needed = max(self._smallest, min(self._largest, needed))
         if needed >= status.num_actors:

@@ -1,7 +1,7 @@
 """The rollout service: the actors that turn rollout requests into trajectories, wired together.
 
-Trainings, their evaluations and ``AgentExecutionEngine`` have one each. This is the one place that starts a
-sampling actor, a stream and a fleet.
+Trainings, their evaluations and ``AgentExecutionEngine`` have one each, and served agents an asynchronous
+one. This is the one place that starts a sampling actor, a stream and a fleet.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,6 +41,16 @@ STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
 
 
+def fleet_name() -> str:
+    """A name for another fleet."""
+    return f"{FLEET}{uuid.uuid4().hex[:8]}"
+
+
+def start_fleet(name: str, *arguments: object) -> ray.actor.ActorHandle:
+    """Start a fleet beside this process; ``arguments`` are those of ``RolloutFleet``."""
+    return start_actor(RolloutFleet, *arguments, name=name, namespace=NAMESPACE, **beside_driver())
+
+
 class SampledServer(Protocol):
     """Policy server that starts and ends with the rollouts that sample it, such as ``PolicyApp``."""
 
@@ -51,19 +61,42 @@ class SampledServer(Protocol):
     def stop(self) -> None: ...
 
 
-class DetachedFleet:
-    """Calls of a fleet for an event loop whose own callers may be cancelled: what they ask for goes on.
+class AsyncRolloutService:
+    """A sampling actor and a fleet that deliver to an actor, and what it calls of them in its own event loop.
+
+    The calls outlive their callers, which may be cancelled: what they ask for goes on.
+
+    Args:
+        pair, make_sampler, limits, fleet: as for ``RolloutService``.
+        consumer: the actor that starts this. Its ``put`` is called with each trajectory, its ``on_step`` with
+            each step of each rollout as soon as it has ended, and its ``on_conversation_lost``.
 
     Raises:
-        TroupeError: the fleet does not answer.
-        RayActorError: the fleet has died.
+        ConfigError: no node of the cluster has what the environment needs.
+        TroupeError: from each call, the fleet does not answer.
+        RayActorError: from each call, the fleet has died.
     """
 
-    def __init__(self, fleet: Any) -> None:
-        self._fleet = fleet
+    def __init__(
+        self,
+        pair: Pair,
+        make_sampler: Callable[[], Sampler],
+        limits: RolloutLimits,
+        fleet: FleetConfig,
+        consumer: ray.actor.ActorHandle,
+    ) -> None:
+        check_room(actor_options(pair, fleet))
+        self._sampler = start_actor(SamplerActor, make_sampler, **beside_driver())
+        self._fleet: Any = start_fleet(fleet_name(), pair, self._sampler, consumer, limits, fleet, consumer)
+
+    async def start(self, num_actors: int) -> None:
+        """Return when rollouts can be requested. Raises ``SamplerError`` where there is nothing to sample."""
+        await self.resize(num_actors)
+        with _sampler_errors():
+            await self._sampler.open.remote()
 
     async def submit(self, request: RolloutRequest) -> None:
-        """Have one request rolled out; the stream has its trajectory when it ends."""
+        """Have one request rolled out; the consumer is given its trajectory when it ends."""
         await self._call(self._fleet.submit.remote, [request])
 
     async def resize(self, num_actors: int) -> None:
@@ -100,7 +133,6 @@ class RolloutService:
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
         server: the policy server that starts and ends with this service; ``None`` if another program has it.
-        listener: an actor whose ``on_step`` is called with each step of each rollout as soon as it has ended.
 
     Raises:
         ConfigError: no node of the cluster has what the environment needs.
@@ -113,15 +145,14 @@ class RolloutService:
         limits: RolloutLimits,
         fleet: FleetConfig,
         server: SampledServer | None = None,
-        listener: ray.actor.ActorHandle | None = None,
     ) -> None:
         check_room(actor_options(pair, fleet))
         self.stream = TrajectoryStream(STREAM_CAPACITY)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
-        self._server, self._listener = server, listener
+        self._server = server
         if server is not None:
             self.stream.watch(server.check_replicas)
-        self.fleet_name = f"{FLEET}{uuid.uuid4().hex[:8]}"
+        self.fleet_name = fleet_name()
         self._num_actors = 0
         self._fleet: ray.actor.ActorHandle | None = None
         self._sampler: ray.actor.ActorHandle | None = None
@@ -133,18 +164,8 @@ class RolloutService:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if self._fleet is None:
             self._sampler = start_actor(SamplerActor, self._make_sampler, **beside_driver())
-            self._fleet = start_actor(
-                RolloutFleet,
-                self._pair,
-                self._sampler,
-                self.stream.queue,
-                self._limits,
-                self._fleet_settings,
-                self._listener,
-                name=self.fleet_name,
-                namespace=NAMESPACE,
-                **beside_driver(),
-            )
+            arguments = (self._pair, self._sampler, self.stream.queue.actor, self._limits)
+            self._fleet = start_fleet(self.fleet_name, *arguments, self._fleet_settings)
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:
             self.resize(num_actors)
@@ -159,19 +180,12 @@ class RolloutService:
             self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
             self._server.start()
         self.start_actors(num_actors)
-        self._open_sampler()
+        with _sampler_errors():
+            ray.get(self._sampling.open.remote())
 
     def start_in_background(self, num_actors: int) -> None:
         """``start`` in a thread; ``wait_until_up`` waits for it."""
         self._started = in_background(partial(self.start, num_actors), "rollout service")
-
-    def _open_sampler(self) -> None:
-        try:
-            ray.get(self._sampling.open.remote())
-        except RayTaskError as error:  # Ray's wrapper around the error of the sampler
-            raise error.cause from None
-        except RayActorError as error:
-            raise SamplerError(f"The sampler did not start: {error}") from error
 
     @property
     def is_up(self) -> bool:
@@ -236,11 +250,6 @@ class RolloutService:
         return fleet, queue
 
     @property
-    def detached_fleet(self) -> DetachedFleet:
-        """Calls of the fleet that outlive their callers."""
-        return DetachedFleet(self._playing)
-
-    @property
     def _playing(self) -> Any:
         assert self._fleet is not None, "start() comes first"
         return self._fleet
@@ -249,3 +258,14 @@ class RolloutService:
     def _sampling(self) -> Any:
         assert self._sampler is not None, "start() comes first"
         return self._sampler
+
+
+@contextmanager
+def _sampler_errors() -> Iterator[None]:
+    """Raise the errors of a sampler that opens as its own, and its process's death as ``SamplerError``."""
+    try:
+        yield
+    except RayTaskError as error:  # Ray's wrapper around the error of the sampler
+        raise error.cause from None
+    except RayActorError as error:
+        raise SamplerError(f"The sampler did not start: {error}") from error

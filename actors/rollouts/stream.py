@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,19 +12,13 @@ from ray.util.queue import Queue
 
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
+from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.rollout import RolloutRequest
-from actors.timing import NO_ACTOR_SECONDS
 from environments.types import Trajectory, TrajectoryGroup
-
-logger = logging.getLogger(__name__)
 
 STREAM_POLL_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 """Most seconds that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
-WHY_NOT = (
-    "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
-    "agent and the environment may take long to import."
-)
 CALLS_IN_ADVANCE = 4
 """Calls for trajectories that wait at the queue at the same time."""
 BASELINE = "greedy"
@@ -44,8 +37,7 @@ class TrajectoryStream:
         self._fleet: ray.actor.ActorHandle | None = None
         self._checks: list[Callable[[], None]] = []
         self._calls: list[ray.ObjectRef] = []
-        self._idle_since: float | None = None
-        """Time since when no rollout actor has been up, if this wait has found none."""
+        self._no_actor = NoActorWarning()
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Trajectories of each group that was requested, by their rollout ids; ``None`` until they come."""
         self.last_arrival: float | None = None
@@ -145,7 +137,7 @@ class TrajectoryStream:
     def _next(self) -> Trajectory:
         while (trajectory := self._arrived(STREAM_POLL_SECONDS)) is None:
             self._check_fleet()
-        self._idle_since = None
+        self._no_actor = NoActorWarning()
         self.last_arrival = time.monotonic()
         return trajectory
 
@@ -167,14 +159,7 @@ class TrajectoryStream:
         status, _ = get_or_raise(
             [self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue"
         )
-        now = time.monotonic()
-        if status.num_ready:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since > NO_ACTOR_SECONDS:
-            self._idle_since = now
-            logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
+        self._no_actor.note(status)
 
 
 def _root(request: RolloutRequest) -> str:

@@ -8,7 +8,7 @@ A message on its way, and what keeps a part of it::
                                                         │ Conversations       where the message goes on
                                                         │ Messages            its events, until it has ended
                                                         ▼
-                    steps, trajectory ◀──────────── RolloutService ─▶ fleet, sampling actor
+                    steps, trajectory ◀──────── AsyncRolloutService ─▶ fleet, sampling actor
 
 Errors are kinds of ``RequestError`` everywhere here: ``actors/serving/errors.py`` gives them an HTTP status.
 """

@@ -6,16 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import ray
 
-from actors.ray_tools.background import in_background
+from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.replay import replay_request
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
-from actors.rollouts.service import RolloutService
+from actors.rollouts.service import AsyncRolloutService
 from actors.served_agents.conversations import Conversation, Conversations, check_single, lost
 from actors.served_agents.idempotency import IdempotentAnswers, Part
 from actors.served_agents.messages import Events, Messages
@@ -74,7 +73,7 @@ class AgentPool:
         self._pair, self._description, self._keep_seconds = pair, description, agents.keep_seconds
         self._task_from_message, self._fleet, self._recorder = task_from_message, fleet, recorder
         own_handle = ray.get_runtime_context().current_actor
-        self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
+        self._service = AsyncRolloutService(pair, make_sampler, limits, fleet, own_handle)
         self._conversations = Conversations(
             waits=agents.second_message == "wait", replays=agents.unknown_history == "replay"
         )
@@ -83,26 +82,21 @@ class AgentPool:
         responses = Responses(self._conversations, self._answers, self._messages, self._service)
         tasks: PerKeyLRU[bytes] = PerKeyLRU()  # of A2A, in the SDK's own bytes
         self._parts = {"messages": self._messages, "responses": responses, "tasks": tasks}
-        self._loops: list[asyncio.Task[None]] = []  # none until it is open
+        self._fleet_loop: asyncio.Task[None] | None = None  # none until it is open
 
     async def open(self) -> None:
         """Start the rollout actors, and connect to the policy server. Raises ``SamplerError`` without one."""
-        await asyncio.to_thread(self._service.start, self._fleet.num_actors)
-        loops = [self._collect()]
-        smallest, largest = self._fleet.bounds
-        if smallest < largest:
-            loops.append(self._follow_conversations(PoolSize(smallest, largest)))
-        self._loops = [asyncio.create_task(loop) for loop in loops]
+        await self._service.start(self._fleet.num_actors)
+        self._fleet_loop = asyncio.create_task(self._follow_fleet(PoolSize(*self._fleet.bounds)))
 
     async def check(self) -> None:
         """Raise ``SamplerError`` if no message can be answered any more, ``UnavailableError`` if not yet."""
-        if not self._loops:
+        if self._fleet_loop is None:
             raise UnavailableError(
                 "The agents are still starting: ask again in some seconds.", retry_after=STARTING_SECONDS
             )
-        for loop in self._loops:
-            if loop.done():
-                raise SamplerError(f"The agents have failed: {loop.exception()!r}")
+        if self._fleet_loop.done():
+            raise SamplerError(f"The agents have failed: {self._fleet_loop.exception()!r}")
 
     async def profile(self) -> AgentProfile:
         """Return what clients may know of the agent."""
@@ -195,7 +189,7 @@ class AgentPool:
         steps: list[StepEvent] = []
         num_used, part = 0, None
         try:
-            await self._service.detached_fleet.submit(request)
+            await self._service.submit(request)
             while not isinstance(part, Trajectory):
                 part = await events.get()
                 if isinstance(part, Exception):
@@ -212,7 +206,11 @@ class AgentPool:
                 yield part
         finally:
             if not isinstance(part, Trajectory):
-                self._service.detached_fleet.cancel(request.rollout_id)
+                self._service.cancel(request.rollout_id)
+
+    async def put(self, trajectory: Trajectory) -> None:
+        """Take an episode that has ended; the fleet calls this."""
+        self._messages.add(trajectory.rollout_id, trajectory)
 
     async def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Take a step of a rollout as soon as it has ended; a rollout actor calls this."""
@@ -224,7 +222,7 @@ class AgentPool:
 
     async def end(self) -> None:
         """Close the environments that wait for a message. Nothing can be played afterwards."""
-        await self._service.detached_fleet.end_idle()
+        await self._service.end_idle()
 
     def _task(self, message: str) -> dict[str, Any]:
         try:
@@ -234,23 +232,20 @@ class AgentPool:
                 f"The workload's task_from_message failed: {type(error).__name__}: {error}"
             ) from error
 
-    async def _follow_conversations(self, size: PoolSize) -> None:
-        """consumes the fleet's counts · waits for the clock · produces another number of rollout actors"""
-        fleet = self._service.detached_fleet
-        while True:
-            status = await fleet.status()
-            number = size.decide(status, time.monotonic())
-            if number != status.num_actors:
-                await fleet.resize(number)
-            await asyncio.sleep(SCALING_SECONDS)
+    async def _follow_fleet(self, size: PoolSize) -> None:
+        """consumes the fleet's counts · waits for the clock · produces another number of rollout actors
 
-    async def _collect(self) -> None:
-        """consumes trajectories · waits for the stream · produces the answers that are waited for"""
+        An error of the fleet's ends all messages.
+        """
+        no_actor = NoActorWarning()
         try:
             while True:
-                arrival = partial(next, self._service.stream.trajectories(1))
-                trajectory = await asyncio.wrap_future(in_background(arrival, "answers of agents"))
-                self._messages.add(trajectory.rollout_id, trajectory)
+                status = await self._service.status()
+                no_actor.note(status)
+                number = size.decide(status, time.monotonic())
+                if number != status.num_actors:
+                    await self._service.resize(number)
+                await asyncio.sleep(SCALING_SECONDS)
         except Exception as error:
             self._messages.fail(SamplerError(f"The agents have failed: {error!r}"))
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.rollouts.service import RolloutService
+from actors.rollouts.service import AsyncRolloutService
 from actors.served_agents.conversations import Conversations
 from actors.served_agents.idempotency import IdempotentAnswers
 from actors.served_agents.messages import Messages
@@ -26,7 +26,7 @@ class Responses:
         conversations: Conversations,
         answers: IdempotentAnswers,
         messages: Messages,
-        service: RolloutService,
+        service: AsyncRolloutService,
     ) -> None:
         self._conversations, self._answers, self._messages = conversations, answers, messages
         self._service = service
@@ -58,4 +58,4 @@ class Responses:
 
     def _close_after(self, rollout_id: str | None) -> None:
         if rollout_id is not None:
-            self._service.detached_fleet.forget(rollout_id)
+            self._service.forget(rollout_id)

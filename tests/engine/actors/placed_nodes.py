@@ -50,7 +50,7 @@ def main() -> None:
     config = FleetConfig(num_actors=2, nodes=spot)
     pair = Pair(agent_class=GameAgent, env_class=WhereEnvironment)
     check_room(actor_options(pair, config))
-    fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue.actor, RolloutLimits(), config)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(2))
     requests = [RolloutRequest(rollout_id=f"spot/{index}", group_id="spot", task={}) for index in range(4)]

@@ -61,7 +61,7 @@ def main() -> None:
     fleet = RolloutFleet.options(**beside_driver()).remote(
         Pair(agent_class=GameAgent, env_class=WhereEnvironment),
         sampler,
-        stream.queue,
+        stream.queue.actor,
         RolloutLimits(),
         FleetConfig(num_actors=NUM_ACTORS),
     )

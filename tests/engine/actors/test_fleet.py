@@ -74,7 +74,7 @@ def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[
     fleet = RolloutFleet.remote(
         Pair(agent_class=GameAgent, env_class=UnrulyEnv),
         sampler,
-        stream.queue,
+        stream.queue.actor,
         RolloutLimits(timeout_seconds=TIMEOUT_SECONDS),
         FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES, pairs_per_actor=request.param),
     )
@@ -169,7 +169,7 @@ def test_fleet_that_shrinks_without_a_reader_loses_nothing(
 def test_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
     stream = TrajectoryStream(capacity=2)
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
-    fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())
+    fleet = RolloutFleet.remote(pair, None, stream.queue.actor, RolloutLimits(), FleetConfig())
     requests = [RolloutRequest(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
     stream.connect(fleet)
     stream.request(requests)

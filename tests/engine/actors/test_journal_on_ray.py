@@ -26,7 +26,11 @@ def test_killed_episode_goes_on_in_another_actor(
     sampler = SamplerActor.remote(SeedSampler)
     pair = Pair(agent_class=GameAgent, env_class=env_class)
     fleet = RolloutFleet.remote(
-        pair, sampler, stream.queue, RolloutLimits(max_steps=NUM_TURNS), FleetConfig(num_actors=1, retries=1)
+        pair,
+        sampler,
+        stream.queue.actor,
+        RolloutLimits(max_steps=NUM_TURNS),
+        FleetConfig(num_actors=1, retries=1),
     )
     try:
         ray.get(fleet.resize.remote(1))
@@ -52,7 +56,11 @@ def test_killed_fork_goes_on_with_the_turns_that_it_shares(ray_cluster: None, tm
     sampler = SamplerActor.remote(SeedSampler)
     pair = Pair(agent_class=GameAgent, env_class=RestoredEnv)
     fleet = RolloutFleet.remote(
-        pair, sampler, stream.queue, RolloutLimits(max_steps=NUM_TURNS), FleetConfig(num_actors=1, retries=1)
+        pair,
+        sampler,
+        stream.queue.actor,
+        RolloutLimits(max_steps=NUM_TURNS),
+        FleetConfig(num_actors=1, retries=1),
     )
     points = ForkPoints(num_forks=2, at="every 2")
     root = RolloutRequest(rollout_id="0/0000", group_id="0", task={}, seed=100, forked_at=points)

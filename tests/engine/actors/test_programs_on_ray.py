@@ -70,7 +70,9 @@ def test_killed_programs_are_played_again_and_leave_nothing(ray_cluster: None) -
     stream = TrajectoryStream(capacity=8)
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"] * NUM_CALLS))
     limits, config = RolloutLimits(timeout_seconds=120), FleetConfig(num_actors=NUM_ACTORS, retries=NUM_KILLS)
-    fleet = RolloutFleet.remote(pair_of(None, None, solve, {}, {}), sampler, stream.queue, limits, config)
+    fleet = RolloutFleet.remote(
+        pair_of(None, None, solve, {}, {}), sampler, stream.queue.actor, limits, config
+    )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     ended = threading.Event()

@@ -93,7 +93,7 @@ def pipeline(ray_cluster: None) -> Iterator[Pipeline]:
     stream = TrajectoryStream(capacity=4)
     pair = Pair(agent_class=GameAgent, env_class=SlowEnv)
     config = FleetConfig(num_actors=NUM_ACTORS, retries=0)
-    fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue.actor, RolloutLimits(), config)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     stream.connect(fleet)
     yield Pipeline(sampler, fleet, stream)

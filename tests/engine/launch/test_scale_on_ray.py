@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_running_fleet_is_listed_and_resized_from_outside(ray_cluster: None) -> None:
     fleet = RolloutFleet.options(name="fleet-of-a-test", namespace=NAMESPACE).remote(  # type: ignore[attr-defined]
-        workload(0).pair, None, Queue(), RolloutLimits(), FleetConfig(num_actors=1)
+        workload(0).pair, None, Queue().actor, RolloutLimits(), FleetConfig(num_actors=1)
     )
     ray.get(fleet.resize.remote(1))
     done = run_scale("--actors", "3", "--fleet", "fleet-of-a-test")

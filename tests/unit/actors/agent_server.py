@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 from test_policy_http import Parts, serving
 
+from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import Pair, RolloutRequest
 from actors.served_agents import pool as agent_pool
 from actors.served_agents.recorder import AnswerRecorder, opened_recordings
@@ -49,9 +50,11 @@ class ScriptedService:
         """The rollouts after which no message comes."""
         self.is_busy = False
         """Whether messages wait, instead of being answered at once."""
-        self._finished: queue.Queue[Trajectory | None] = queue.Queue()
-        self.stream = SimpleNamespace(trajectories=self._trajectories)
-        self.detached_fleet = self
+        self.failure: Exception | None = None
+        """Error of the fleet, once it has one."""
+        self.consumer: Any = None
+        """The pool, which is given each trajectory in its event loop, from whatever thread."""
+        self._loop: asyncio.AbstractEventLoop
 
     def reset(self) -> None:
         """Answer at once from now on; forget what waits."""
@@ -59,8 +62,13 @@ class ScriptedService:
         for each in (self.waiting, self.asked, self.forgotten):
             each.clear()
 
-    def start(self, num_actors: int) -> None:
-        pass
+    async def start(self, num_actors: int) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    async def status(self) -> FleetStatus:
+        if self.failure is not None:
+            raise self.failure
+        return FleetStatus(num_actors=1, num_ready=1)
 
     async def submit(self, request: RolloutRequest) -> None:
         self.asked.append(request)
@@ -88,28 +96,20 @@ class ScriptedService:
             finish_reason="stop",
             policy_version=7,
         )
-        self._finished.put(
-            Trajectory(
-                rollout_id=request.rollout_id,
-                task=request.task,
-                steps=[Step(model_response="46", completion=completion)],
-                termination_reason=TerminationReason.ENV_DONE,
-            )
+        trajectory = Trajectory(
+            rollout_id=request.rollout_id,
+            task=request.task,
+            steps=[Step(model_response="46", completion=completion)],
+            termination_reason=TerminationReason.ENV_DONE,
         )
+        self._deliver(trajectory)
 
     def fail(self, request: RolloutRequest, error: str) -> None:
         reason = TerminationReason.ENV_ERROR
-        self._finished.put(Trajectory(rollout_id=request.rollout_id, termination_reason=reason, error=error))
+        self._deliver(Trajectory(rollout_id=request.rollout_id, termination_reason=reason, error=error))
 
-    def end(self) -> None:
-        self._finished.put(None)
-
-    def _trajectories(self, count: int) -> Iterator[Trajectory]:
-        for _ in range(count):
-            trajectory = self._finished.get()
-            if trajectory is None:
-                raise ConnectionError("the test has ended")
-            yield trajectory
+    def _deliver(self, trajectory: Trajectory) -> None:
+        asyncio.run_coroutine_threadsafe(self.consumer.put(trajectory), self._loop)
 
 
 class LocalActor:
@@ -146,7 +146,7 @@ def agent_server(
     """The server, with one pool for all ``agents``; ``served`` goes to ``serving``."""
     service, recordings = ScriptedService(), opened_recordings(recording)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
+        patch.setattr(agent_pool, "AsyncRolloutService", lambda *_, **__: service)
         context = SimpleNamespace(current_actor=None)
         patch.setattr(agent_pool.ray, "get_runtime_context", lambda: context)
         pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
@@ -161,15 +161,13 @@ def agent_server(
             settings,
             None if recordings is None else AnswerRecorder(recordings, AGENT),
         )
+    service.consumer = pool
     pools = {name: LocalActor(pool) for name in agents}
-    try:
-        with serving(folder, agents=pools, keys=keys, recording=recording, **served) as client:
-            assert client.portal is not None
-            client.portal.call(pool.open)
-            with listening(client) as url:
-                yield AgentServer(url, service, partial(client.portal.call, pool.on_step))
-    finally:
-        service.end()  # when the pool's loops are cancelled
+    with serving(folder, agents=pools, keys=keys, recording=recording, **served) as client:
+        assert client.portal is not None
+        client.portal.call(pool.open)
+        with listening(client) as url:
+            yield AgentServer(url, service, partial(client.portal.call, pool.on_step))
 
 
 @contextmanager

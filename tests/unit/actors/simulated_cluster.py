@@ -395,7 +395,11 @@ def simulated_fleet(
         patch.setattr(ray, "get_runtime_context", lambda: context)
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
         pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
-        queue = SimpleNamespace(put_async=put, actor=None)
+        consumer = SimpleNamespace(put=SimpleNamespace(remote=put))
         yield fleet_class(
-            pair, None, queue, RolloutLimits(), FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor)
+            pair,
+            None,
+            consumer,
+            RolloutLimits(),
+            FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor),
         )

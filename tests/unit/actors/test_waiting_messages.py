@@ -13,6 +13,7 @@ from actors.rollouts.rollout import Pair
 from actors.served_agents import pool as agent_pool
 from actors.settings import AgentsConfig, FleetConfig
 from environments import ToolEnvironment
+from environments.errors import SamplerError
 from environments.types import Trajectory
 from policies import ToolAgent
 from policies.agent_api.context import RequestContext
@@ -29,12 +30,15 @@ def service() -> ScriptedService:
 
 @pytest.fixture
 def pool(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
+    monkeypatch.setattr(agent_pool, "AsyncRolloutService", lambda *_, **__: service)
     monkeypatch.setattr(agent_pool.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
     pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
     pair = Pair(agent_class=ToolAgent, env_class=ToolEnvironment)
     settings = AgentsConfig(second_message="wait")
-    return pool_class(pair, lambda text: {"question": text}, None, None, FleetConfig(), "", settings)
+    service.consumer = pool_class(
+        pair, lambda text: {"question": text}, None, None, FleetConfig(), "", settings
+    )
+    return service.consumer
 
 
 async def played(pool: Any, key: str) -> Trajectory:
@@ -74,10 +78,7 @@ def test_message_withdrawn_while_waiting_leaves_its_conversation(pool: Any, serv
         follow_ups = [request.follow_up and request.follow_up.message for request in service.asked]
         assert follow_ups == [None, "third"], "nothing of the second message was played"
 
-    try:
-        asyncio.run(talk())
-    finally:
-        service.end()
+    asyncio.run(talk())
 
 
 def test_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
@@ -90,7 +91,18 @@ def test_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service:
         service.finish(service.take())
         assert (await third).has_answer and len(service.asked) == 2
 
-    try:
-        asyncio.run(talk())
-    finally:
-        service.end()
+    asyncio.run(talk())
+
+
+def test_messages_end_with_an_error_where_the_fleet_has_died(pool: Any, service: ScriptedService) -> None:
+    async def talk() -> None:
+        await pool.open()
+        message = asyncio.create_task(played(pool, "first"))
+        await until(lambda: service.waiting)
+        service.failure = RuntimeError("the fleet's process has ended")
+        with pytest.raises(SamplerError, match="the fleet's process has ended"):
+            await asyncio.wait_for(message, 60)
+        with pytest.raises(SamplerError, match="the fleet's process has ended"):
+            await pool.check()
+
+    asyncio.run(talk())
