@@ -27,7 +27,7 @@ serve: install  ## Serve a policy to OpenAI clients
 test: install  ## Run all tests, those with Ray and engines last: make test ARGS="-k parsers" chooses some
 	@.venv/bin/python tests/suite.py plain engine $(ARGS)
 
-test-outside: install  ## Run the tests that install other people's packages
+test-outside: install  ## Run the tests that install packages: other people's, and Troupe itself
 	@.venv/bin/python tests/suite.py outside $(ARGS)
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes

@@ -29,6 +29,8 @@ from shown_programs import SHOP
 
 from launch.reporting.tracker import read_metrics
 
+pytestmark = pytest.mark.outside
+
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("environments", "policies", "actors", "launch")
 LEFT_OUT = {"launch/install/pins.py", "launch/install/Dockerfile"}
@@ -119,7 +121,6 @@ def foreign(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_wheel_holds_files_of_layers_and_nothing_else(wheel: Path) -> None:
     tracked = {
         str(path.relative_to(ROOT))
@@ -131,7 +132,6 @@ def test_wheel_holds_files_of_layers_and_nothing_else(wheel: Path) -> None:
     assert packed == tracked - LEFT_OUT
 
 
-@pytest.mark.slow
 def test_installed_command_knows_its_recipes_in_any_folder(installed: Path, foreign: Path) -> None:
     helped = run(installed / "troupe", "train", "--help", cwd=foreign)
     assert "recipes: calculator, " in helped.stdout, helped.stderr
