@@ -69,6 +69,15 @@ ALGORITHMS = {
         differences="mean over the tokens of a mini-batch, not of each group; no dynamic sampling and length "
         "penalty, which the paper's runs take from DAPO; the upper clip is 0.2, and the paper gives none",
     ),
+    "gigpo": Definition(
+        advantage="gigpo",
+        gamma=0.95,
+        summary="GRPO, and omega times the distance of a turn's discounted return from those of the group's "
+        "turns that began in an equal state",
+        paper="Feng et al. 2025 (GiGPO), section 4",
+        zero_signal_source=f"eq. 9: {_ALL_GROUPS}",
+        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
+    ),
     "rloo": Definition(
         advantage="rloo",
         loss="reinforce",
@@ -184,7 +193,7 @@ def resolve(
         clip_high=_or(config.clip_high, _or(definition.clip_high, clip_high)),
         entropy_coef=config.entropy_coef,
         credit=_or(config.credit, "broadcast"),
-        gamma=_or(config.gamma, 1.0),
+        gamma=_or(config.gamma, definition.gamma),
         zero_signal_groups=zero_signal_groups,
         overlong_penalty=overlong_penalty,
         overlong_buffer_tokens=_overlong_buffer(config, overlong_penalty, max_response_tokens),
@@ -280,7 +289,7 @@ def _check_one_advantage(
         return
     if config.credit == "per_step":
         given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
-    elif estimator.by_token:
+    elif estimator.by_token or estimator.by_state:
         given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
     else:
         return

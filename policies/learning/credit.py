@@ -44,13 +44,16 @@ def assign_credit(
     its samples share it. Estimators that take rewards where they were earned (gae, reinforce_plus_plus)
     get each turn's on the last token that the turn sampled. ``per_step``: each turn is compared, by its
     return (its own reward and the discounted ones of later turns), with the same turn of the other members.
+    Estimators ``by_state`` (gigpo) compare each trajectory as with ``broadcast``, and each turn, by that
+    return, with all turns of its group that began in an equal state; ``samples.turn_place`` says which.
 
     Where members fork from each other, ``credit_units`` says what is compared, and a token that they share is
     trained in one of them.
 
     What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
     reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
-    and with ReMax one whose greedy rollout was spoilt; ``learn/uncompared_fraction`` says how many.
+    ``by_state`` one that is alone in its state, and with ReMax one whose greedy rollout was spoilt;
+    ``learn/uncompared_fraction`` says how many.
     Trajectories that sampled nothing, or are not trained on, count in the baseline of their group, but not in
     what an estimator that whitens takes as mean and deviation of the update; those that
     infrastructure has spoilt do not, for they say nothing about the policy. A group of which nothing is
@@ -60,7 +63,8 @@ def assign_credit(
     Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
 
     Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``algorithms`` and
-    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage.
+    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage. Step groups are
+    GiGPO's (Feng et al. 2025, eq. 5 to 8).
 
     Raises:
         LearnerError: samples of no group or without their scores, a reward or an advantage that is not
@@ -89,6 +93,7 @@ def assign_credit(
         for tokens in sampled
         for sample in with_advantages(tokens, of_trajectory[tokens.trajectory.rollout_id], algorithm)
     ]
+    metrics |= _distribution(credited, algorithm)
     trained, masked = without_far_tokens(credited, algorithm)
     result: dict[str, list[TrainingSample]] = {}
     for sample in trained:
@@ -200,7 +205,7 @@ def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.n
 
 
 def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
-    """Fill in the advantages and returns of ``units``; return metrics of their distribution."""
+    """Fill in the advantages and returns of ``units``; return how many had nothing to compare with."""
     sizes = Counter(unit.comparison_id for unit in units)
     for unit in units:
         unit.compared = not algorithm.estimator.compares or sizes[unit.comparison_id] > 1
@@ -220,14 +225,17 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
             unit.advantages = np.array(advantage[: len(unit.rewards)]) * unit.weight
             unit.returns = np.array(value[: len(unit.rewards)])
-    return _distribution([unit for unit in units if unit.tokens.samples], algorithm)
+    uncompared = [not unit.compared for unit in units if unit.tokens.samples]
+    return {"learn/uncompared_fraction": float(np.mean(uncompared))}
 
 
 def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns [N, T] of verl's estimator or the user's, given the arguments that it names."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    function = algorithm.estimator.function or get_adv_estimator_fn(algorithm.advantage)
+    function = algorithm.estimator.function or get_adv_estimator_fn(
+        algorithm.estimator.name_in_verl or algorithm.advantage
+    )
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     advantages, returns = function(
@@ -300,9 +308,9 @@ def _greedy_reward(unit: CreditUnit, algorithm: Algorithm) -> float:
     return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
 
 
-def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
+def _distribution(samples: Sequence[TrainingSample], algorithm: Algorithm) -> dict[str, float]:
     """Statistics over the tokens that are trained on."""
-    advantages = np.concatenate([unit.advantages for unit in units])
+    advantages = _on_tokens(samples, [sample.advantages for sample in samples])
     if not np.isfinite(advantages).all():
         raise LearnerError(
             f"The estimator {algorithm.advantage} has returned advantages that are not finite."
@@ -313,10 +321,10 @@ def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str
         "learn/advantage_min": float(advantages.min()),
         "learn/advantage_max": float(advantages.max()),
         "learn/advantage_zero_fraction": float((advantages == 0).mean()),
-        "learn/uncompared_fraction": float(np.mean([not unit.compared for unit in units])),
     }
     if algorithm.uses_critic:
-        metrics["learn/return_mean"] = float(np.concatenate([unit.returns for unit in units]).mean())
+        returns = _on_tokens(samples, [sample.returns for sample in samples])
+        metrics["learn/return_mean"] = float(returns.mean())
     return metrics
 
 

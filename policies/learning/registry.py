@@ -30,6 +30,10 @@ class Estimator:
     advantage 0."""
     uses_untrained: bool = False
     """Trajectories that are not trained on count in the baseline."""
+    by_state: bool = False
+    """Each turn is also compared with all turns of its group that began in an equal state, by their
+    discounted returns, as rows of their own. What comes of it is added to the trajectory's advantage,
+    times the option ``omega``."""
     by_token: bool = False
     """Reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
     last token."""
@@ -44,7 +48,9 @@ class Estimator:
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
-    """The user's; ``None`` for one that verl has under this name."""
+    """The user's; ``None`` for one that verl has."""
+    name_in_verl: str | None = None
+    """``None`` for one that verl has under this name, or does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +88,8 @@ class Definition:
     loss: str = "vanilla"
     loss_aggregation: str | None = None
     clip_high: float | None = None
+    gamma: float = 1.0
+    """The usual ``gamma``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Part of the algorithm's definition: they cannot be set."""
     zero_signal_groups: str = "keep"
@@ -106,6 +114,14 @@ class GRPOOptions:
 
 
 @dataclass
+class GiGPOOptions(GRPOOptions):
+    """Options of the group in the group."""
+
+    omega: float = setting(1.0, at_least=0)
+    """Weight of the comparison of turns that began in an equal state; 0 leaves GRPO."""
+
+
+@dataclass
 class GAEOptions:
     """Options of generalized advantage estimation."""
 
@@ -119,6 +135,14 @@ ESTIMATORS = {
     "grpo": _GRPO,
     "grpo_vectorized": _GRPO,
     "grpo_passk": _GRPO,
+    "gigpo": Estimator(
+        compares=True,
+        uses_untrained=True,
+        by_state=True,
+        discounts=True,
+        options=GiGPOOptions,
+        name_in_verl="grpo",
+    ),
     "rloo": _GROUP,
     "rloo_vectorized": _GROUP,
     "opo": _GROUP,
