@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,20 @@ class SampledTokens:
     """[T] The step that sampled the token; -1 if nothing was sampled."""
     rewards: np.ndarray
     """[T] Each turn's reward on its last token, less the algorithm's penalties."""
+    order: np.ndarray = field(init=False)
+    """[T] Place of each token among those of the samples, one sample after the other: a program that comes
+    back to an earlier one of its conversations has turns of one sample between those of another."""
+
+    def __post_init__(self) -> None:
+        self.order = np.argsort(on_tokens(self.samples, "turns"), kind="stable")
+
+    def column(self, name: str) -> np.ndarray:
+        """[T] The values of a column of the samples."""
+        return on_tokens(self.samples, name)[self.order]
+
+    def in_samples(self, values: np.ndarray) -> Iterator[Any]:
+        """The values [T], in the order that the samples have their tokens in."""
+        return iter(values[np.argsort(self.order)].tolist())
 
 
 @dataclass(eq=False, slots=True)
@@ -212,6 +226,12 @@ class _Branches:
         return trajectory.rollout_id.rpartition("/")[2]
 
 
+def on_tokens(samples: Sequence[TrainingSample], name: str) -> np.ndarray:
+    """The values of a column on the sampled tokens, one sample after the other."""
+    rows = [np.array(getattr(each, name))[np.array(each.loss_mask, dtype=bool)] for each in samples]
+    return np.concatenate(rows) if rows else np.zeros(0)
+
+
 def at_the_end(value: float, length: int) -> np.ndarray:
     """[length] ``value`` on the last token, and 0 before."""
     return np.append(np.zeros(length - 1), value)
@@ -227,8 +247,8 @@ def with_advantages(
         own = slice(unit.first, unit.first + len(unit.rewards))
         advantages[own] += unit.advantages
         returns[own], is_left_out[own] = unit.returns, False
-    each_advantage, each_return = iter(advantages.tolist()), iter(returns.tolist())
-    left_out = iter(is_left_out.tolist())
+    each_advantage, each_return = tokens.in_samples(advantages), tokens.in_samples(returns)
+    left_out = tokens.in_samples(is_left_out)
     for sample in tokens.samples:
         credited = sample.replaced(
             advantages=sample.on_sampled_tokens(each_advantage),
