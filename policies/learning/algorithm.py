@@ -59,7 +59,7 @@ class Algorithm:
     def turn_weight(self) -> float:
         """Return the weight of an advantage that a turn has of its own, beside its trajectory's; 0 if none
         has."""
-        return float(self.options.get("omega", 1.0)) if self.estimator.by_state else 0.0
+        return float(self.options.get("omega", 1.0)) if self.estimator.turns_by else 0.0
 
     @property
     def uses_critic(self) -> bool:

@@ -78,6 +78,16 @@ ALGORITHMS = {
         zero_signal_source=f"eq. 9: {_ALL_GROUPS}",
         differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
     ),
+    "mt_grpo": Definition(
+        advantage="mt_grpo",
+        gamma=0.0,
+        summary="GRPO, and omega times the distance of a turn's own reward from those of the same turn of "
+        "others",
+        paper="Zeng et al. 2025 (MT-GRPO), the additive estimator",
+        zero_signal_source=f"the objective is GRPO's: {_ALL_GROUPS}",
+        differences="the paper has two turns; the trajectory's part compares the sum of all rewards, not the "
+        f"outcome's alone, and the last turn has a part of its own too; no KL term; {_DUAL_CLIP}",
+    ),
     "rloo": Definition(
         advantage="rloo",
         loss="reinforce",
@@ -289,7 +299,7 @@ def _check_one_advantage(
         return
     if config.credit == "per_step":
         given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
-    elif estimator.by_token or estimator.by_state:
+    elif estimator.by_token or estimator.turns_by:
         given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
     else:
         return

@@ -45,15 +45,16 @@ def assign_credit(
     its samples share it. Estimators that take rewards where they were earned (gae, reinforce_plus_plus)
     get each turn's on the last token that the turn sampled. ``per_step``: each turn is compared, by its
     return (its own reward and the discounted ones of later turns), with the same turn of the other members.
-    Estimators ``by_state`` (gigpo) compare each trajectory as with ``broadcast``, and each turn, by that
-    return, with all turns of its group that began in an equal state; ``samples.turn_place`` says which.
+    Estimators with ``turns_by`` compare each trajectory as with ``broadcast``, and each turn too, by that
+    return: with all turns of its group that began in an equal state (gigpo; ``samples.turn_place`` says
+    which), or with the same turn of the others (mt_grpo).
 
     Where members fork from each other, ``credit_units`` says what is compared, and a token that they share is
     trained in one of them.
 
     What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
-    reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
-    ``by_state`` one that is alone in its state, and with ReMax one whose greedy rollout was spoilt;
+    reward: a trajectory that is alone in its group, a turn that no other member reached, or that is alone in
+    its state, and with ReMax one whose greedy rollout was spoilt;
     ``learn/uncompared_fraction`` says how many.
     Trajectories that sampled nothing, or are not trained on, count in the baseline of their group, but not in
     what an estimator that whitens takes as mean and deviation of the update; those that
@@ -64,8 +65,8 @@ def assign_credit(
     Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
 
     Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``algorithms`` and
-    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage. Step groups are
-    GiGPO's (Feng et al. 2025, eq. 5 to 8).
+    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage. Turns by state are
+    GiGPO's (Feng et al. 2025, eq. 5 to 8), by number MT-GRPO's (Zeng et al. 2025, arXiv 2505.11821).
 
     Raises:
         LearnerError: samples of no group or without their scores, a reward or an advantage that is not

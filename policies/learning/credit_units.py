@@ -17,9 +17,9 @@ the others alone (rloo). A distance from a mean that counts the unit itself (grp
 is smaller by 1/k among k units; only where all forks have as many does that leave the direction. A division
 by the deviation (grpo) or by the trained tokens (token-mean) changes it, as it does in flat groups.
 
-An estimator ``by_state`` (gigpo) has a unit for each turn besides, and a token the sum of the advantages of
-both. A turn is worth its discounted return, the mean over the forks that follow it; one that members share is
-one visit of its state. It weighs ``omega`` times as much as its piece.
+An estimator with ``turns_by`` (gigpo, mt_grpo) has a unit for each turn besides, and a token the sum of the
+advantages of both. A turn is worth its discounted return, the mean over the forks that follow it; one that
+members share is one turn. It weighs ``omega`` times as much as its piece.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from environments.bounds import check_choice, leaves, setting
@@ -30,10 +30,10 @@ class Estimator:
     advantage 0."""
     uses_untrained: bool = False
     """Trajectories that are not trained on count in the baseline."""
-    by_state: bool = False
-    """Each turn is also compared with all turns of its group that began in an equal state, by their
-    discounted returns, as rows of their own. What comes of it is added to the trajectory's advantage,
-    times the option ``omega``."""
+    turns_by: str | None = None
+    """Each turn is compared too, by its discounted return, in a row of its own: with all turns of its group
+    that began in an equal ``state``, or with the same ``turn`` of the other members. What comes of it, times
+    the option ``omega``, is added to the trajectory's advantage."""
     by_token: bool = False
     """Reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
     last token."""
@@ -114,11 +114,11 @@ class GRPOOptions:
 
 
 @dataclass
-class GiGPOOptions(GRPOOptions):
-    """Options of the group in the group."""
+class TurnOptions(GRPOOptions):
+    """Options of estimators that compare trajectories and turns."""
 
     omega: float = setting(1.0, at_least=0)
-    """Weight of the comparison of turns that began in an equal state; 0 leaves GRPO."""
+    """Weight of what a turn has of its own; 0 leaves GRPO."""
 
 
 @dataclass
@@ -131,18 +131,13 @@ class GAEOptions:
 
 _GROUP = Estimator(compares=True, uses_untrained=True)
 _GRPO = Estimator(compares=True, uses_untrained=True, options=GRPOOptions)
+_TURNS = replace(_GRPO, discounts=True, options=TurnOptions, name_in_verl="grpo")
 ESTIMATORS = {
     "grpo": _GRPO,
     "grpo_vectorized": _GRPO,
     "grpo_passk": _GRPO,
-    "gigpo": Estimator(
-        compares=True,
-        uses_untrained=True,
-        by_state=True,
-        discounts=True,
-        options=GiGPOOptions,
-        name_in_verl="grpo",
-    ),
+    "gigpo": replace(_TURNS, turns_by="state"),
+    "mt_grpo": replace(_TURNS, turns_by="turn"),
     "rloo": _GROUP,
     "rloo_vectorized": _GROUP,
     "opo": _GROUP,

@@ -224,11 +224,11 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 def turn_place(trajectory: Trajectory, turn: int, algorithm: Algorithm) -> str:
     """Name of the place where a turn is compared with others of its group: equal ones are compared.
 
-    It is the number of the turn with ``per_step``. For an estimator ``by_state`` it is the state that the
+    It is the number of the turn, or where the estimator compares turns by their state the state that the
     turn began in: ``info["state_key"]``, where the environment names it, else the step's observation, which
     is the one that the turn answers. A turn without either is compared with nothing.
     """
-    if not algorithm.estimator.by_state:
+    if algorithm.estimator.turns_by != "state":
         return f"turn {turn}"
     step = trajectory.steps[turn]
     named = STATE_KEY in step.info

@@ -255,7 +255,10 @@ def test_fork_that_shares_no_turn_is_another_root(played: list[list[Turn]], std:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "gigpo", "credit": "per_step"}, r"credit='per_step' has no effect .* of an equal state"),
+        (
+            {"name": "gigpo", "credit": "per_step"},
+            r"credit='per_step' has no effect .* trajectories and turns as it is",
+        ),
         ({"name": "gigpo", "options": {"omega": -1.0}}, r"omega=-1\.0 has to be at least 0"),
         ({"name": "grpo", "options": {"omega": 1.0}}, r"omega.*is not one of normalize_by_std"),
         ({"name": "custom", "advantage": "gigpo", "loss": "geo_mean"}, r"advantage=gigpo with .*geo_mean"),
@@ -266,6 +269,33 @@ def test_setting_that_makes_no_sense_is_refused(settings: dict[str, object], mes
         resolve(AlgorithmConfig(**settings), 99)
 
 
+# -- MT-GRPO -------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 2), min_size=2, max_size=5))
+def test_first_turn_has_its_own_reward_beside_the_outcome(rewards: list[tuple[float, float]]) -> None:
+    """Zeng et al. 2025 (arXiv 2505.11821): the outcome's advantage, and the turn's own where it is earned.
+
+    All outcomes come in a turn of their own here, and the sum of both is what the trajectory's part compares.
+    """
+    one = group(*[[Turn("A", early), Turn("B", late)] for early, late in rewards])
+    columns = [[sum(each) for each in rewards], *zip(*rewards, strict=True)]
+    total, early, late = ([relative(value, column, True) for value in column] for column in columns)
+    expected = {
+        f"g/{number:04d}": [total[number] + 0.5 * early[number], total[number] + 0.5 * late[number]]
+        for number in range(len(rewards))
+    }
+    assert_equal(credit(gigpo("mt_grpo", omega=0.5, gamma=0.0), one), expected)
+
+
+def test_turn_that_no_other_member_reached_has_no_own_part() -> None:
+    one = group([Turn("A"), Turn("A", 1.0)], [Turn("A")])
+    found = credit(gigpo("mt_grpo", gamma=0.0, std=False), one)
+    assert_equal(found, {"g/0000": [0.5, 0.5], "g/0001": [-0.5]})
+
+
 def test_papers_values_are_the_usual_ones() -> None:
     usual = resolve(AlgorithmConfig(name="gigpo"), 99)
     assert (usual.gamma, usual.options) == (0.95, {"omega": 1.0, "normalize_by_std": True})
+    assert resolve(AlgorithmConfig(name="mt_grpo"), 99).gamma == 0.0
+    assert resolve(AlgorithmConfig(name="grpo"), 99).gamma == 1.0
