@@ -52,6 +52,9 @@ class Estimator:
     name_in_verl: str | None = None
     """``None`` for one that verl has under this name, or does not have."""
 
+    def __post_init__(self) -> None:
+        check_choice("turns_by of an estimator", self.turns_by, ("state", "turn"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:

@@ -1,6 +1,6 @@
 """Credit by turns against credit by trajectories, where turns matter: success, and the gradient's error.
 
-    python tests/benchmarks/turn_credit.py [--seeds 5] [--tokens 6000]
+    python tests/benchmarks/turn_credit.py [--seeds 5] [--tokens 3000]
 
 The tasks, the policy in a table and the plain gradient ascent are those of ``forks.py``, with flat groups of
 eight and four groups an update; each row has the best learning rate of four for it. The direction is the
@@ -73,7 +73,7 @@ def direction_and_noise(policy: Policy, exact: Gradient, algorithm: Algorithm) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, choices=sorted(STUDENT), help="runs of each row")
-    parser.add_argument("--tokens", type=int, default=6_000, help="tokens that each run samples")
+    parser.add_argument("--tokens", type=int, default=3_000, help="tokens that each run samples")
     arguments = parser.parse_args()
     report = Report(
         f"turn credit: expected reward at {arguments.tokens} sampled tokens, {arguments.seeds} seeds, 95 %",

@@ -17,6 +17,7 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
+from policies.learning.registry import ESTIMATORS, Estimator
 from policies.learning.samples import has_signal, training_samples
 from policies.learning.settings import AlgorithmConfig
 
@@ -292,6 +293,27 @@ def test_turn_that_no_other_member_reached_has_no_own_part() -> None:
     one = group([Turn("A"), Turn("A", 1.0)], [Turn("A")])
     found = credit(gigpo("mt_grpo", gamma=0.0, std=False), one)
     assert_equal(found, {"g/0000": [0.5, 0.5], "g/0001": [-0.5]})
+
+
+def test_own_estimator_compares_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's function gets the rows of trajectories and of turns, and each is added with its weight."""
+
+    def ranks(token_level_rewards, response_mask, index):  # type: ignore[no-untyped-def]
+        totals = token_level_rewards.sum(-1)
+        best = [
+            all(totals[n] >= totals[m] for m in range(len(index)) if index[m] == each)
+            for n, each in enumerate(index)
+        ]
+        advantages = response_mask * response_mask.new_tensor(best).unsqueeze(-1)
+        return advantages, advantages
+
+    own = Estimator(compares=True, turns_by="state", discounts=True, function=ranks)
+    monkeypatch.setitem(ESTIMATORS, "ranks", own)
+    algorithm = resolve(AlgorithmConfig(name="custom", advantage="ranks", loss="vanilla"), 99)
+    found = credit(algorithm, group([Turn("A"), Turn("B", 1.0)], [Turn("A"), Turn("C")]))
+    assert_equal(found, {"g/0000": [2.0, 1.0], "g/0001": [0.0, 0.0]})
+    with pytest.raises(ConfigError, match="turns_by of an estimator='states' is not one of state, turn"):
+        Estimator(turns_by="states")
 
 
 def test_papers_values_are_the_usual_ones() -> None:
