@@ -234,7 +234,7 @@ def turn_place(trajectory: Trajectory, turn: int, algorithm: Algorithm) -> str:
     named = STATE_KEY in step.info
     state = step.info[STATE_KEY] if named else step.observation
     if state is None:
-        return f"turn {turn} of {trajectory.rollout_id}"
+        return f"turn {turn} of {trajectory.rollout_id} alone"
     return f"{'state' if named else 'observation'} {json.dumps(plain_json(state), sort_keys=True)}"
 
 
