@@ -99,7 +99,11 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Take the agent's action; return (observation, reward, done, info)."""
+        """Take the agent's action; return (observation, reward, done, info).
+
+        ``info["state_key"]``, here and of ``reset``, may name the state that the observation shows, for
+        algorithms that compare turns of equal states (gigpo).
+        """
 
     def follow_up(self, message: str) -> tuple[Any, dict[str, Any]]:
         """Take a client's next message after an episode, and go on with the same world instead of a reset.

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
+from environments.types import STATE_KEY
 
 
 class GuessEnvironment(BaseEnv):
@@ -52,10 +53,10 @@ class GuessEnvironment(BaseEnv):
         self._guesses = []
         noun = "guess" if self.max_guesses == 1 else "guesses"
         question = f"Guess my number from {self.low} to {self.high}. You have {self.max_guesses} {noun}."
-        return {"question": question}, {}
+        return {"question": question}, self._state()
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Judge a guess. Info names the secret once the game is over."""
+        """Judge a guess. Info names the secret once the game is over, and the state before."""
         secret = self._secret
         if secret is None or len(self._guesses) == self.max_guesses or secret in self._guesses:
             raise EnvironmentFailure("GuessEnvironment has no game to play: call reset() first.")
@@ -63,7 +64,15 @@ class GuessEnvironment(BaseEnv):
         self._guesses.append(guess)
         hit = guess == secret
         done = hit or len(self._guesses) == self.max_guesses
-        return _answer(guess, secret), float(hit), done, {"secret": secret} if done else {}
+        return _answer(guess, secret), float(hit), done, {"secret": secret} if done else self._state()
+
+    def _state(self) -> dict[str, Any]:
+        """Name the state: the first and the last number that the answers have left, and the guesses left."""
+        assert self._secret is not None
+        tried = [guess for guess in self._guesses if guess is not None]
+        first = max([self.low, *(guess + 1 for guess in tried if guess < self._secret)])
+        last = min([self.high, *(guess - 1 for guess in tried if guess > self._secret)])
+        return {STATE_KEY: [first, last, self.max_guesses - len(self._guesses)]}
 
     def is_correct(self) -> bool:
         return self._secret in self._guesses

@@ -73,6 +73,11 @@ _OVERLONG = {
 }
 
 
+STATE_KEY = "state_key"
+"""Key of an environment's info that names the state which the observation shows: equal values for equal
+states. The step that answers the observation keeps it in its own info."""
+
+
 class JudgedBy(StrEnum):
     """The judge of a trajectory's success: the first of these that says anything."""
 

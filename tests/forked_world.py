@@ -39,6 +39,8 @@ class World:
     """Of a whole episode."""
     state: Callable[[Path], object] = lambda path: path
     """What the policy sees."""
+    by_turn: bool = False
+    """What a turn adds to the reward is earned in that turn, and not all of it in the last."""
 
     def has_ended(self, path: Path) -> bool:
         return len(path) == self.max_steps or self.is_over(path)
@@ -70,7 +72,7 @@ def play(policy: Policy, draw: Draw, beginning: Path = ()) -> Path:
 
 
 def trajectory(policy: Policy, path: Path, name: str) -> Trajectory:
-    """The episode of ``path``, whose reward is earned in its last turn."""
+    """The episode of ``path``, with a step for each turn."""
     steps = [
         Step(
             completion=Completion(
@@ -79,12 +81,17 @@ def trajectory(policy: Policy, path: Path, name: str) -> Trajectory:
                 logprobs=(math.log(policy.probabilities(path[:turn])[action]),),
                 text="",
                 finish_reason="stop",
-            )
+            ),
+            observation=policy.world.state(path[:turn]),
         )
         for turn, action in enumerate(path)
     ]
     reward = policy.world.reward(path)
-    steps[-1].reward = reward
+    if policy.world.by_turn:
+        for turn, step in enumerate(steps):
+            step.reward = policy.world.reward(path[: turn + 1]) - policy.world.reward(path[:turn])
+    else:
+        steps[-1].reward = reward
     return Trajectory(rollout_id=name, steps=steps, reward=reward)
 
 

@@ -33,7 +33,16 @@ from environments.errors import (
     PromptTooLongError,
     TroupeError,
 )
-from environments.types import Action, Completion, Message, Step, StepEvent, TerminationReason, Trajectory
+from environments.types import (
+    STATE_KEY,
+    Action,
+    Completion,
+    Message,
+    Step,
+    StepEvent,
+    TerminationReason,
+    Trajectory,
+)
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
 
@@ -189,6 +198,7 @@ def run_rollout(
         past.add(Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools))
         budget.count(completion)
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
+        begun_in = {STATE_KEY: info[STATE_KEY]} if STATE_KEY in info else {}
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)
         with in_env("snapshot"):
@@ -197,7 +207,7 @@ def run_rollout(
         info = budget.report(info)
         with in_agent("update_from_env"):
             agent.update_from_env(observation=observation, reward=step.reward, done=step.done, info=info)
-            step.info.update(info)
+            step.info.update({key: value for key, value in info.items() if key != STATE_KEY} | begun_in)
         if on_step is not None:
             on_step(_step_event(turn, step, observation, completion))
         if step.done:

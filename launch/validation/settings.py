@@ -123,10 +123,11 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
             f"learner.critic was changed, and algorithm.name={algorithm.name!r} has no critic: leave it out, "
             "or set algorithm.name=ppo."
         )
-    if algorithm.credit == "per_step" and config.rollout.max_steps == 1:
+    by_turn = "algorithm.name=" + algorithm.name if algorithm.turn_weight else "algorithm.credit=per_step"
+    if (algorithm.turn_weight or algorithm.credit == "per_step") and config.rollout.max_steps == 1:
         raise ConfigError(
-            "algorithm.credit=per_step compares turns, and rollout.max_steps=1 has one only: leave it out, "
-            "or allow more steps."
+            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: leave it out, or allow more "
+            "steps."
         )
     if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(

@@ -56,6 +56,12 @@ class Algorithm:
         return LOSSES[self.loss]
 
     @property
+    def turn_weight(self) -> float:
+        """Return the weight of an advantage that a turn has of its own, beside its trajectory's; 0 if none
+        has."""
+        return float(self.options.get("omega", 1.0)) if self.estimator.turns_by else 0.0
+
+    @property
     def uses_critic(self) -> bool:
         """Return whether a value model is trained beside the policy."""
         return self.estimator.uses_critic

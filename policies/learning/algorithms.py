@@ -69,6 +69,25 @@ ALGORITHMS = {
         differences="mean over the tokens of a mini-batch, not of each group; no dynamic sampling and length "
         "penalty, which the paper's runs take from DAPO; the upper clip is 0.2, and the paper gives none",
     ),
+    "gigpo": Definition(
+        advantage="gigpo",
+        gamma=0.95,
+        summary="GRPO, and omega times the distance of a turn's discounted return from those of the group's "
+        "turns that began in an equal state",
+        paper="Feng et al. 2025 (GiGPO), section 4",
+        zero_signal_source=f"eq. 9: {_ALL_GROUPS}",
+        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
+    ),
+    "mt_grpo": Definition(
+        advantage="mt_grpo",
+        gamma=0.0,
+        summary="GRPO, and omega times the distance of a turn's own reward from those of the same turn of "
+        "others",
+        paper="Zeng et al. 2025 (MT-GRPO), the additive estimator",
+        zero_signal_source=f"the objective is GRPO's: {_ALL_GROUPS}",
+        differences="the paper has two turns; the trajectory's part compares the sum of all rewards, not the "
+        f"outcome's alone, and the last turn has a part of its own too; no KL term; {_DUAL_CLIP}",
+    ),
     "rloo": Definition(
         advantage="rloo",
         loss="reinforce",
@@ -184,7 +203,7 @@ def resolve(
         clip_high=_or(config.clip_high, _or(definition.clip_high, clip_high)),
         entropy_coef=config.entropy_coef,
         credit=_or(config.credit, "broadcast"),
-        gamma=_or(config.gamma, 1.0),
+        gamma=_or(config.gamma, definition.gamma),
         zero_signal_groups=zero_signal_groups,
         overlong_penalty=overlong_penalty,
         overlong_buffer_tokens=_overlong_buffer(config, overlong_penalty, max_response_tokens),
@@ -280,7 +299,7 @@ def _check_one_advantage(
         return
     if config.credit == "per_step":
         given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
-    elif estimator.by_token:
+    elif estimator.by_token or estimator.turns_by:
         given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
     else:
         return

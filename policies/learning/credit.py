@@ -17,6 +17,7 @@ from policies.learning.credit_units import (
     SampledTokens,
     at_the_end,
     credit_units,
+    on_tokens,
     with_advantages,
 )
 from policies.learning.kl import kl_estimate
@@ -44,13 +45,17 @@ def assign_credit(
     its samples share it. Estimators that take rewards where they were earned (gae, reinforce_plus_plus)
     get each turn's on the last token that the turn sampled. ``per_step``: each turn is compared, by its
     return (its own reward and the discounted ones of later turns), with the same turn of the other members.
+    Estimators with ``turns_by`` compare each trajectory as with ``broadcast``, and each turn too, by that
+    return: with all turns of its group that began in an equal state (gigpo; ``samples.turn_place`` says
+    which), or with the same turn of the others (mt_grpo).
 
     Where members fork from each other, ``credit_units`` says what is compared, and a token that they share is
     trained in one of them.
 
     What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
-    reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
-    and with ReMax one whose greedy rollout was spoilt; ``learn/uncompared_fraction`` says how many.
+    reward: a trajectory that is alone in its group, a turn that no other member reached, or that is alone in
+    its state, and with ReMax one whose greedy rollout was spoilt;
+    ``learn/uncompared_fraction`` says how many.
     Trajectories that sampled nothing, or are not trained on, count in the baseline of their group, but not in
     what an estimator that whitens takes as mean and deviation of the update; those that
     infrastructure has spoilt do not, for they say nothing about the policy. A group of which nothing is
@@ -60,7 +65,8 @@ def assign_credit(
     Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
 
     Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``algorithms`` and
-    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage.
+    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage. Turns by state are
+    GiGPO's (Feng et al. 2025, eq. 5 to 8), by number MT-GRPO's (Zeng et al. 2025, arXiv 2505.11821).
 
     Raises:
         LearnerError: samples of no group or without their scores, a reward or an advantage that is not
@@ -89,6 +95,7 @@ def assign_credit(
         for tokens in sampled
         for sample in with_advantages(tokens, of_trajectory[tokens.trajectory.rollout_id], algorithm)
     ]
+    metrics |= _distribution(credited, algorithm)
     trained, masked = without_far_tokens(credited, algorithm)
     result: dict[str, list[TrainingSample]] = {}
     for sample in trained:
@@ -159,7 +166,7 @@ def _subtract_penalties(
         }
     if algorithm.kl_place == "reward":
         trained = [tokens for tokens in sampled if tokens.samples]
-        divergences = [_divergence(tokens.samples, algorithm) for tokens in trained]
+        divergences = [_divergence(tokens, algorithm) for tokens in trained]
         by_group: dict[str, list[np.ndarray]] = defaultdict(list)
         for tokens, divergence in zip(trained, divergences, strict=True):
             tokens.rewards -= kl_coef * divergence
@@ -186,13 +193,14 @@ def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
     return algorithm.overlong_penalty * min(max(inside / buffer, 0.0), 1.0)
 
 
-def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.ndarray:
+def _divergence(tokens: SampledTokens, algorithm: Algorithm) -> np.ndarray:
     """[T] The estimate of the KL to the reference policy, for each sampled token."""
     import torch
 
-    policy = _on_tokens(samples, [sample.old_logprobs for sample in samples])
-    reference = _on_tokens(samples, [sample.reference_logprobs for sample in samples])
-    estimate = kl_estimate(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
+    policy, reference = map(
+        torch.from_numpy, (tokens.column("old_logprobs"), tokens.column("reference_logprobs"))
+    )
+    estimate = kl_estimate(policy, reference, algorithm.kl_estimator)
     return np.asarray(estimate)
 
 
@@ -200,7 +208,7 @@ def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.n
 
 
 def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
-    """Fill in the advantages and returns of ``units``; return metrics of their distribution."""
+    """Fill in the advantages and returns of ``units``; return how many had nothing to compare with."""
     sizes = Counter(unit.comparison_id for unit in units)
     for unit in units:
         unit.compared = not algorithm.estimator.compares or sizes[unit.comparison_id] > 1
@@ -220,14 +228,17 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
             unit.advantages = np.array(advantage[: len(unit.rewards)]) * unit.weight
             unit.returns = np.array(value[: len(unit.rewards)])
-    return _distribution([unit for unit in units if unit.tokens.samples], algorithm)
+    uncompared = [not unit.compared for unit in units if unit.tokens.samples]
+    return {"learn/uncompared_fraction": float(np.mean(uncompared))}
 
 
 def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns [N, T] of verl's estimator or the user's, given the arguments that it names."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    function = algorithm.estimator.function or get_adv_estimator_fn(algorithm.advantage)
+    function = algorithm.estimator.function or get_adv_estimator_fn(
+        algorithm.estimator.name_in_verl or algorithm.advantage
+    )
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     advantages, returns = function(
@@ -257,9 +268,7 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
         **algorithm.options,
     }
     if algorithm.uses_critic:
-        sampled = [unit.tokens.samples for unit in units]
-        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in sampled]
-        arguments["values"] = _padded(values)
+        arguments["values"] = _padded([unit.tokens.column("values") for unit in units])
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
@@ -300,9 +309,9 @@ def _greedy_reward(unit: CreditUnit, algorithm: Algorithm) -> float:
     return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
 
 
-def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
+def _distribution(samples: Sequence[TrainingSample], algorithm: Algorithm) -> dict[str, float]:
     """Statistics over the tokens that are trained on."""
-    advantages = np.concatenate([unit.advantages for unit in units])
+    advantages = on_tokens(samples, "advantages")
     if not np.isfinite(advantages).all():
         raise LearnerError(
             f"The estimator {algorithm.advantage} has returned advantages that are not finite."
@@ -313,24 +322,13 @@ def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str
         "learn/advantage_min": float(advantages.min()),
         "learn/advantage_max": float(advantages.max()),
         "learn/advantage_zero_fraction": float((advantages == 0).mean()),
-        "learn/uncompared_fraction": float(np.mean([not unit.compared for unit in units])),
     }
     if algorithm.uses_critic:
-        metrics["learn/return_mean"] = float(np.concatenate([unit.returns for unit in units]).mean())
+        metrics["learn/return_mean"] = float(on_tokens(samples, "returns").mean())
     return metrics
 
 
 # -- columns -------------------------------------------------------------------------------------------
-
-
-def _on_tokens(samples: Sequence[TrainingSample], columns: Sequence[Sequence[float]]) -> np.ndarray:
-    """[T] The values of the columns on the sampled tokens, one sample after the other."""
-    return np.concatenate(
-        [
-            np.array(column)[np.array(sample.loss_mask, dtype=bool)]
-            for sample, column in zip(samples, columns, strict=True)
-        ]
-    )
 
 
 def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:

@@ -16,6 +16,10 @@ mean, where the turn of a fork depends on nothing that comes after it, and an ad
 the others alone (rloo). A distance from a mean that counts the unit itself (grpo without the deviation, gpg)
 is smaller by 1/k among k units; only where all forks have as many does that leave the direction. A division
 by the deviation (grpo) or by the trained tokens (token-mean) changes it, as it does in flat groups.
+
+An estimator with ``turns_by`` (gigpo, mt_grpo) has a unit for each turn besides, and a token the sum of the
+advantages of both. A turn is worth its discounted return, the mean over the forks that follow it; one that
+members share is one turn. It weighs ``omega`` times as much as its piece.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
-from policies.learning.samples import TrainingSample, returns_to_go
+from policies.learning.samples import TrainingSample, returns_to_go, turn_place
 
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
@@ -48,6 +52,20 @@ class SampledTokens:
     """[T] The step that sampled the token; -1 if nothing was sampled."""
     rewards: np.ndarray
     """[T] Each turn's reward on its last token, less the algorithm's penalties."""
+    order: np.ndarray = field(init=False)
+    """[T] Place of each token among those of the samples, one sample after the other: a program that comes
+    back to an earlier one of its conversations has turns of one sample between those of another."""
+
+    def __post_init__(self) -> None:
+        self.order = np.argsort(on_tokens(self.samples, "turns"), kind="stable")
+
+    def column(self, name: str) -> np.ndarray:
+        """[T] The values of a column of the samples."""
+        return on_tokens(self.samples, name)[self.order]
+
+    def in_samples(self, values: np.ndarray) -> Iterator[Any]:
+        """The values [T], in the order that the samples have their tokens in."""
+        return iter(values[np.argsort(self.order)].tolist())
 
 
 @dataclass(eq=False, slots=True)
@@ -85,10 +103,11 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
         by_group[tokens.group.group_id].append(tokens)
     units: list[CreditUnit] = []
     for members in by_group.values():
+        turn_weight = algorithm.turn_weight if len(members) > 1 else 0.0
         if not any(tokens.trajectory.num_shared_turns for tokens in members):
-            units += [unit for tokens in members for unit in _own_units(tokens, algorithm)]
+            units += [unit for tokens in members for unit in _own_units(tokens, algorithm, turn_weight)]
         elif algorithm.compares_returns:
-            units += _Branches(members).units()
+            units += _Branches(members, algorithm, turn_weight).units()
         else:
             raise LearnerError(
                 f"Group {members[0].group.group_id!r} has forks, and algorithm.name={algorithm.name!r} with "
@@ -98,29 +117,53 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
     return units
 
 
-def _own_units(tokens: SampledTokens, algorithm: Algorithm) -> list[CreditUnit]:
+def _own_units(tokens: SampledTokens, algorithm: Algorithm, turn_weight: float) -> list[CreditUnit]:
     """The units of a trajectory that shares nothing."""
-    group_id = tokens.group.group_id
-    if algorithm.credit == "broadcast":
-        by_token = algorithm.estimator.by_token
-        rewards = tokens.rewards if by_token else at_the_end(tokens.rewards.sum(), len(tokens.rewards))
-        return [CreditUnit(tokens, group_id, rewards)]
-    if tokens.turns[0] < 0:
+    if algorithm.credit == "per_step":
+        return _turn_units(tokens, algorithm)
+    by_token = algorithm.estimator.by_token
+    rewards = tokens.rewards if by_token else at_the_end(tokens.rewards.sum(), len(tokens.rewards))
+    whole = CreditUnit(tokens, tokens.group.group_id, rewards)
+    return [whole, *_turn_units(tokens, algorithm, turn_weight)] if turn_weight else [whole]
+
+
+def _turn_units(
+    tokens: SampledTokens,
+    algorithm: Algorithm,
+    weight: float = 1.0,
+    first: int = 0,
+    end: int | None = None,
+    later: float = 0.0,
+) -> list[CreditUnit]:
+    """The units of the turns that sampled the tokens from ``first`` to ``end``, each worth its return.
+
+    Args:
+        later: the return of the turn that follows them.
+    """
+    turns, rewards = tokens.turns[first:end], tokens.rewards[first:end]
+    if not len(turns) or turns[0] < 0:
         return []
-    starts = [0, *(np.flatnonzero(np.diff(tokens.turns)) + 1).tolist()]
-    parts = np.split(tokens.rewards, starts[1:])
-    returns = returns_to_go([float(part.sum()) for part in parts], algorithm.gamma)
+    starts = [0, *(np.flatnonzero(np.diff(turns)) + 1).tolist()]
+    parts = np.split(rewards, starts[1:])
+    returns = returns_to_go([*(float(part.sum()) for part in parts), later], algorithm.gamma)[:-1]
+    places = [turn_place(tokens.trajectory, int(turns[start]), algorithm) for start in starts]
     return [
-        CreditUnit(tokens, f"{group_id} turn {tokens.turns[start]}", at_the_end(value, len(part)), start)
-        for start, part, value in zip(starts, parts, returns, strict=True)
+        CreditUnit(
+            tokens,
+            f"{tokens.group.group_id} {place}",
+            at_the_end(value, len(part)),
+            first + start,
+            weight,
+        )
+        for place, start, part, value in zip(places, starts, parts, returns, strict=True)
     ]
 
 
 class _Branches:
     """The tree that the members of a forked group are paths of."""
 
-    def __init__(self, members: Sequence[SampledTokens]) -> None:
-        self._members = members
+    def __init__(self, members: Sequence[SampledTokens], algorithm: Algorithm, turn_weight: float) -> None:
+        self._members, self._algorithm, self._turn_weight = members, algorithm, turn_weight
         everyone = members[0].group.trajectories
         self._by_name = {each.rollout_id.rpartition("/")[2]: each for each in everyone}
         self._units: list[CreditUnit] = []
@@ -130,8 +173,9 @@ class _Branches:
         self._fork(self._members, 0, self._members[0].group.group_id, float(len(self._members)))
         return self._units
 
-    def _fork(self, members: Sequence[SampledTokens], turn: int, name: str, weight: float) -> float:
-        """Add what follows after ``members`` have shared the turns before ``turn``; return what it is worth.
+    def _fork(self, members: Sequence[SampledTokens], turn: int, name: str, weight: float) -> np.ndarray:
+        """Add what follows after ``members`` have shared the turns before ``turn``; return what it is worth:
+        the reward of a whole trajectory, and the discounted return from ``turn`` on.
 
         Args:
             name: of the place, for the comparison.
@@ -141,10 +185,12 @@ class _Branches:
         for tokens in members:
             branches[self._sampled_by(tokens.trajectory, turn)].append(tokens)
         part = weight / len(branches)
-        return float(np.mean([self._branch(each, turn, name, part) for each in branches.values()]))
+        return np.mean([self._branch(each, turn, name, part) for each in branches.values()], axis=0)
 
-    def _branch(self, members: Sequence[SampledTokens], start: int, name: str, weight: float) -> float:
-        """Add a piece from turn ``start`` on, and what follows it; return its value."""
+    def _branch(
+        self, members: Sequence[SampledTokens], start: int, name: str, weight: float
+    ) -> tuple[float, float]:
+        """Add a piece from turn ``start`` on, and what follows it; return what it is worth, as ``_fork``."""
         stop = start
         while len({self._sampled_by(each.trajectory, stop) for each in members}) == 1 and any(
             stop < len(each.trajectory.steps) for each in members
@@ -155,14 +201,19 @@ class _Branches:
         place = len(self._units)
         if stop < max(len(each.trajectory.steps) for each in members):
             last = self._sampled_by(members[0].trajectory, stop - 1)
-            value = self._fork(members, stop, f"{tokens.group.group_id} turn {stop} of {last}", weight)
+            name_after = f"{tokens.group.group_id} turn {stop} of {last}"
+            value, later = self._fork(members, stop, name_after, weight).tolist()
         else:
-            value = float(np.mean([each.rewards.sum() for each in members]))
+            value, later = float(np.mean([each.rewards.sum() for each in members])), 0.0
         if first == end:  # it has nothing to train, and is compared with
             tokens = replace(tokens, samples=())
         rewards = at_the_end(value, max(1, end - first))
         self._units.insert(place, CreditUnit(tokens, name, rewards, first, weight))
-        return value
+        if not self._turn_weight:
+            return value, 0.0
+        turns = _turn_units(tokens, self._algorithm, self._turn_weight * weight, first, end, later)
+        self._units[place + 1 : place + 1] = turns
+        return value, float(turns[0].rewards[-1]) if turns else later
 
     def _sampled_by(self, trajectory: Trajectory, turn: int) -> str:
         """The member that ``turn`` was sampled for; after the end the one of the last turn, with a mark."""
@@ -173,6 +224,12 @@ class _Branches:
                 return trajectory.forked_from
             trajectory = self._by_name[trajectory.forked_from]
         return trajectory.rollout_id.rpartition("/")[2]
+
+
+def on_tokens(samples: Sequence[TrainingSample], name: str) -> np.ndarray:
+    """The values of a column on the sampled tokens, one sample after the other."""
+    rows = [np.array(getattr(each, name))[np.array(each.loss_mask, dtype=bool)] for each in samples]
+    return np.concatenate(rows) if rows else np.zeros(0)
 
 
 def at_the_end(value: float, length: int) -> np.ndarray:
@@ -188,9 +245,10 @@ def with_advantages(
     is_left_out = np.ones(len(tokens.turns), dtype=bool)
     for unit in units:
         own = slice(unit.first, unit.first + len(unit.rewards))
-        advantages[own], returns[own], is_left_out[own] = unit.advantages, unit.returns, False
-    each_advantage, each_return = iter(advantages.tolist()), iter(returns.tolist())
-    left_out = iter(is_left_out.tolist())
+        advantages[own] += unit.advantages
+        returns[own], is_left_out[own] = unit.returns, False
+    each_advantage, each_return = tokens.in_samples(advantages), tokens.in_samples(returns)
+    left_out = tokens.in_samples(is_left_out)
     for sample in tokens.samples:
         credited = sample.replaced(
             advantages=sample.on_sampled_tokens(each_advantage),

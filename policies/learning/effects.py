@@ -48,6 +48,7 @@ def _effects(
     custom = config.name == "custom"
     part = "that is part of the algorithm; algorithm.name=custom lets you choose"
     by_turn = "; it takes rewards at the turn that earned them as it is" if estimator.by_token else ""
+    by_turn = " alone: it compares trajectories and turns as it is" if estimator.turns_by else by_turn
     overlong = config.overlong_penalty if config.overlong_penalty is not None else definition.overlong_penalty
     return {
         "advantage": (custom, part),
@@ -56,7 +57,7 @@ def _effects(
         "clip_high": (loss.clips, f"its loss {definition.loss} does not clip"),
         "loss_aggregation": (loss.aggregates, f"its loss {definition.loss} has its own"),
         "credit": (
-            estimator.compares,
+            estimator.compares and estimator.turns_by is None,
             f"its estimator {definition.advantage} does not compare a turn with the same turn of other "
             f"rollouts{by_turn}",
         ),

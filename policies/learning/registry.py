@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from environments.bounds import check_choice, leaves, setting
@@ -30,6 +30,10 @@ class Estimator:
     advantage 0."""
     uses_untrained: bool = False
     """Trajectories that are not trained on count in the baseline."""
+    turns_by: str | None = None
+    """Each turn is compared too, by its discounted return, in a row of its own: with all turns of its group
+    that began in an equal ``state``, or with the same ``turn`` of the other members. What comes of it, times
+    the option ``omega``, is added to the trajectory's advantage."""
     by_token: bool = False
     """Reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
     last token."""
@@ -44,7 +48,12 @@ class Estimator:
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
-    """The user's; ``None`` for one that verl has under this name."""
+    """The user's; ``None`` for one that verl has."""
+    name_in_verl: str | None = None
+    """``None`` for one that verl has under this name, or does not have."""
+
+    def __post_init__(self) -> None:
+        check_choice("turns_by of an estimator", self.turns_by, ("state", "turn"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +91,8 @@ class Definition:
     loss: str = "vanilla"
     loss_aggregation: str | None = None
     clip_high: float | None = None
+    gamma: float = 1.0
+    """The usual ``gamma``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Part of the algorithm's definition: they cannot be set."""
     zero_signal_groups: str = "keep"
@@ -106,6 +117,14 @@ class GRPOOptions:
 
 
 @dataclass
+class TurnOptions(GRPOOptions):
+    """Options of estimators that compare trajectories and turns."""
+
+    omega: float = setting(1.0, at_least=0)
+    """Weight of what a turn has of its own; 0 leaves GRPO."""
+
+
+@dataclass
 class GAEOptions:
     """Options of generalized advantage estimation."""
 
@@ -115,10 +134,13 @@ class GAEOptions:
 
 _GROUP = Estimator(compares=True, uses_untrained=True)
 _GRPO = Estimator(compares=True, uses_untrained=True, options=GRPOOptions)
+_TURNS = replace(_GRPO, discounts=True, options=TurnOptions, name_in_verl="grpo")
 ESTIMATORS = {
     "grpo": _GRPO,
     "grpo_vectorized": _GRPO,
     "grpo_passk": _GRPO,
+    "gigpo": replace(_TURNS, turns_by="state"),
+    "mt_grpo": replace(_TURNS, turns_by="turn"),
     "rloo": _GROUP,
     "rloo_vectorized": _GROUP,
     "opo": _GROUP,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from array import array
 from collections import defaultdict
@@ -12,9 +13,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from environments.columns import Floats, Ints, TokenIds, floats, stored
+from environments.data.trajectory_json import plain_json
 from environments.errors import LearnerError
 from environments.prefix_tree import Span
-from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import STATE_KEY, Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
@@ -219,30 +221,46 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return returns[::-1]
 
 
+def turn_place(trajectory: Trajectory, turn: int, algorithm: Algorithm) -> str:
+    """Name of the place where a turn is compared with others of its group: equal ones are compared.
+
+    It is the number of the turn, or where the estimator compares turns by their state the state that the
+    turn began in: ``info["state_key"]``, where the environment names it, else the step's observation, which
+    is the one that the turn answers. A turn without either is compared with nothing.
+    """
+    if algorithm.estimator.turns_by != "state":
+        return f"turn {turn}"
+    step = trajectory.steps[turn]
+    named = STATE_KEY in step.info
+    state = step.info[STATE_KEY] if named else step.observation
+    if state is None:
+        return f"turn {turn} of {trajectory.rollout_id} alone"
+    return f"{'state' if named else 'observation'} {json.dumps(plain_json(state), sort_keys=True)}"
+
+
 def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
     """Return whether the members of ``group`` were rewarded differently, so that comparing them teaches
     something.
 
-    With credit by turn, whether the returns from any turn on differ among those who reached it. These are
-    the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
+    Where turns are compared, whether the returns from any place on differ among those who reached it. These
+    are the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
     ``resolve`` does not let them be left out, but for DAPO's refill, which is defined by the environment's
     verdict. A member that infrastructure has spoilt is not compared.
 
     Raises:
         LearnerError: a reward is not finite.
     """
-    compared: dict[int, list[float]] = defaultdict(list)
-    for trajectory in group.trajectories:
-        if not is_judged(trajectory):
-            continue
+    compared: dict[str, list[float]] = defaultdict(list)
+    judged = [trajectory for trajectory in group.trajectories if is_judged(trajectory)]
+    for trajectory in judged:
         rewards = turn_rewards(trajectory)
         if algorithm.credit == "broadcast":
-            compared[0].append(trajectory.reward)
-        else:
+            compared[""].append(trajectory.reward)
+        if algorithm.credit == "per_step" or algorithm.turn_weight:
             returns = returns_to_go(list(rewards.values()), algorithm.gamma)
             for turn, value in zip(rewards, returns, strict=True):
-                compared[turn].append(value)
-    return any(max(values) - min(values) > ALIKE for values in compared.values())
+                compared[turn_place(trajectory, turn, algorithm)].append(value)
+    return len(judged) > 1 and any(max(values) - min(values) > ALIKE for values in compared.values())
 
 
 def is_judged(trajectory: Trajectory) -> bool:

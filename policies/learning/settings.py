@@ -60,8 +60,9 @@ class AlgorithmConfig:
     """The objective that is optimized. For a setting that is null, the named algorithm has a value."""
 
     name: str = "grpo"
-    """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
-    gpg, ppo, one that module registers, or custom, which combines advantage and loss."""
+    """grpo, dr_grpo, dapo, gspo, cispo, gigpo, mt_grpo, rloo, reinforce_plus_plus,
+    reinforce_plus_plus_baseline, remax, opo, gpg, ppo, one that module registers, or custom, which combines
+    advantage and loss."""
     advantage: str | None = None
     """Advantage estimator, for name=custom: grpo, rloo, grpo_passk, ... or one that module registers."""
     loss: str | None = None
@@ -69,8 +70,8 @@ class AlgorithmConfig:
     module: str | None = None
     """Module that registers your own advantage, loss or algorithm; every learner rank imports it."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), lam (gae's), or
-    those of your own. Unknown ones are errors."""
+    """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), omega (gigpo's), lam
+    (gae's), or those of your own. Unknown ones are errors."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """Way in which the losses of an update's tokens become one number."""
     clip_low: float | None = setting(None, above=0)
@@ -82,7 +83,8 @@ class AlgorithmConfig:
     credit: str | None = setting(None, one_of=("broadcast", "per_step"))
     """broadcast: one advantage for the whole trajectory. per_step: every turn has its own return."""
     gamma: float | None = setting(None, at_least=0, at_most=1)
-    """Discount: from turn to turn with credit=per_step, from token to token in ppo, reinforce_plus_plus."""
+    """Discount: from turn to turn with credit=per_step and in gigpo (null is 0.95) and
+    mt_grpo (null is 0), from token to token in ppo, reinforce_plus_plus."""
     zero_signal_groups: str | None = setting(None, one_of=("keep", "drop", "refill"))
     """Groups whose members were all rewarded alike by the environment. keep: as in the papers' objectives.
     drop: fewer optimizer steps. refill: another task takes their place (DAPO's dynamic sampling)."""

@@ -23,6 +23,7 @@ import numpy as np
 import repository
 from report import Report
 
+from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig
 
@@ -90,10 +91,10 @@ def expected_reward(policy: Policy) -> float:
     return total
 
 
-def ascend(policy: Policy, shape: Shape, rate: float, rng: random.Random) -> int:
+def ascend(policy: Policy, shape: Shape, rate: float, rng: random.Random, algorithm: Algorithm = RLOO) -> int:
     """Make an update; return how many tokens were sampled for it."""
     groups = [shape.group(policy, drawn_by(rng), str(number)) for number in range(GROUPS_PER_STEP)]
-    found = gradients(policy, groups, RLOO)
+    found = gradients(policy, groups, algorithm)
     step = combined([(rate / GROUPS_PER_STEP, each) for each in found.values()])
     for state, values in step.items():
         policy.logits[state] = policy.logits.get(state, np.zeros(policy.world.num_actions)) + values
@@ -104,12 +105,14 @@ def drawn_by(rng: random.Random) -> Draw:
     return lambda probabilities: rng.choices(range(len(probabilities)), probabilities)[0]
 
 
-def learn(world: World, shape: Shape, rate: float, num_tokens: int, seed: int) -> list[float]:
+def learn(
+    world: World, shape: Shape, rate: float, num_tokens: int, seed: int, algorithm: Algorithm = RLOO
+) -> list[float]:
     """The expected reward after each tenth of ``num_tokens``."""
     rng, policy, used = random.Random(seed), Policy(world), 0
     curve: list[float] = []
     while len(curve) < NUM_POINTS:
-        used += ascend(policy, shape, rate, rng)
+        used += ascend(policy, shape, rate, rng, algorithm)
         while len(curve) < NUM_POINTS and used >= (len(curve) + 1) * num_tokens / NUM_POINTS:
             curve.append(expected_reward(policy))
     return curve
@@ -140,10 +143,17 @@ def interval(values: Sequence[float]) -> str:
 
 
 def best(
-    world: World, shape: Shape, num_tokens: int, seeds: Sequence[int]
+    world: World,
+    shape: Shape,
+    num_tokens: int,
+    seeds: Sequence[int],
+    algorithm: Algorithm = RLOO,
+    rates: Sequence[float] = RATES,
 ) -> tuple[float, list[list[float]]]:
     """The learning rate with the highest mean over the curves, and the curves of the seeds."""
-    curves = {rate: [learn(world, shape, rate, num_tokens, seed) for seed in seeds] for rate in RATES}
+    curves = {
+        rate: [learn(world, shape, rate, num_tokens, seed, algorithm) for seed in seeds] for rate in rates
+    }
     rate = max(curves, key=lambda each: float(np.mean(curves[each])))
     return rate, curves[rate]
 

@@ -93,6 +93,25 @@ def test_step_holds_the_observation_that_it_answers() -> None:
     assert "lock" in steps[2].observation
 
 
+class NamesItsStates(Board):
+    """Names the state of all observations but the last one."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        observation, _ = super().reset()
+        return observation, {"state_key": 0}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        observation, reward, done, _ = super().step(action)
+        number = len(self.cells)
+        return observation, reward, done, {"number": number} | ({"state_key": number} if number < 2 else {})
+
+
+def test_step_holds_the_name_of_the_state_that_it_begins_in() -> None:
+    steps = play(GameAgent(), NamesItsStates(), ["a", "b", "c"]).steps
+    assert [step.info.get("state_key") for step in steps] == [0, 1, None]
+    assert [step.info["number"] for step in steps] == [1, 2, 3]
+
+
 class OwnRecord(GameAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         self.trajectory.steps.append(Step(observation="mine"))

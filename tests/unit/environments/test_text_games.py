@@ -18,16 +18,25 @@ def secret_of(**arguments):
 
 def test_question():
     env = GuessEnvironment(secret=3)
-    assert env.reset() == ({"question": "Guess my number from 1 to 9. You have 4 guesses."}, {})
+    assert env.reset() == (
+        {"question": "Guess my number from 1 to 9. You have 4 guesses."},
+        {"state_key": [1, 9, 4]},
+    )
     env = GuessEnvironment(low=0, high=1, max_guesses=1)
     assert env.reset()[0]["question"] == "Guess my number from 0 to 1. You have 1 guess."
 
 
 def test_game_that_is_won():
     env = started(secret=3)
-    assert env.step("5") == ("Lower.", 0.0, False, {})
-    assert env.step(" 2\n") == ("Higher.", 0.0, False, {})
+    assert env.step("5") == ("Lower.", 0.0, False, {"state_key": [1, 4, 3]})
+    assert env.step(" 2\n") == ("Higher.", 0.0, False, {"state_key": [3, 4, 2]})
     assert env.step("3") == ("Correct.", 1.0, True, {"secret": 3})
+
+
+def test_guess_that_rules_nothing_out_changes_the_state_by_one():
+    env = started(secret=3, high=5, max_guesses=5)
+    states = [env.step(message)[3]["state_key"] for message in ("x", "9", "2", "1")]
+    assert states == [[1, 5, 4], [1, 5, 3], [3, 5, 2], [3, 5, 1]]
 
 
 def test_hit_with_the_last_guess_counts():

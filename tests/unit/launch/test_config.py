@@ -122,6 +122,7 @@ def test_goal_may_be_any_number_of_updates_or_evaluations() -> None:
             ["algorithm.credit=per_step", "rollout.max_steps=1"],
             r"credit=per_step compares turns.*max_steps=1",
         ),
+        (["algorithm.name=gigpo", "rollout.max_steps=1"], r"name=gigpo compares turns.*max_steps=1"),
         (["algorithm.name=gpg", "algorithm.correction.mode=bypass"], r"level=bypass has no effect.*'gpg'"),
         (
             ["algorithm.name=rloo", "learner.num_epochs=2"],

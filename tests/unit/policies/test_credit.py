@@ -330,6 +330,69 @@ def test_turn_that_sampled_nothing_has_no_advantage() -> None:
     assert found["g/1"].tolist() == [-0.75]
 
 
+# -- several conversations in one rollout --------------------------------------------------------------
+
+
+def alternating(name: str, rewards: Sequence[float]) -> Trajectory:
+    """A program that samples a token in one conversation, then one in another, and so on."""
+    steps: list[Step] = []
+    for turn, reward in enumerate(rewards):
+        history = tuple(token for earlier in range(turn % 2, turn, 2) for token in (10 + earlier, 5))
+        completion = Completion(
+            prompt_ids=(turn % 2, *history),
+            completion_ids=(10 + turn,),
+            logprobs=(-1.0,),
+            text="",
+            finish_reason="stop",
+        )
+        steps.append(Step(completion=completion, reward=reward))
+    return Trajectory(rollout_id=name, steps=steps, reward=sum(rewards))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo", "reinforce_plus_plus", "ppo"])
+def test_turn_has_its_own_advantage_in_any_conversation(name: str) -> None:
+    """Turn by turn the same as in one conversation, though the samples hold turns 0, 2, 4 and 1, 3."""
+    played = [[0.0, 1.0, 0.0, 5.0, 0.0], [0.5, 0.0, 0.0, 0.0, 2.0]]
+    settings = {"credit": "per_step"} if name == "grpo" else {}
+    kl = KLConfig(place="reward", coef=0.3)
+    found = []
+    for make in (alternating, lambda name, rewards: trajectory(name, [(1, reward) for reward in rewards])):
+        members = tuple(make(f"g/{number}", rewards) for number, rewards in enumerate(played))
+        for step, state in zip((s for each in members for s in each.steps), "ABABCABBCC", strict=True):
+            step.observation = state
+        samples = {
+            each.rollout_id: [
+                replace(
+                    sample,
+                    old_logprobs=[-0.1 * (turn + 1) * bit for turn, bit in columns(sample)],
+                    reference_logprobs=[-0.3 * (turn + 2) * bit for turn, bit in columns(sample)],
+                    values=[0.2 * (turn + 1) ** 2 * bit for turn, bit in columns(sample)],
+                )
+                for sample in training_samples(each)
+            ]
+            for each in members
+        }
+        groups = [TrajectoryGroup(group_id="g", task={}, trajectories=members)]
+        credited, _ = assign_credit(groups, samples, algorithm(name, kl=kl, gamma=0.9, **settings), 0.3)
+        found.append(
+            {
+                rollout_id: {
+                    turn: advantage
+                    for sample in each
+                    for (turn, bit), advantage in zip(columns(sample), sample.advantages, strict=True)
+                    if bit
+                }
+                for rollout_id, each in credited.items()
+            }
+        )
+    for rollout_id, expected in found[1].items():
+        assert found[0][rollout_id] == pytest.approx(expected)
+
+
+def columns(sample: TrainingSample) -> list[tuple[int, int]]:
+    return list(zip(sample.turns, sample.loss_mask, strict=True))
+
+
 # -- penalties -----------------------------------------------------------------------------------------
 
 
@@ -444,7 +507,9 @@ def test_rollout_alone_in_its_group_has_advantage_zero(estimator: str) -> None:
         [group("alone", [(2, 5.0)]), pair], scored([group("alone", [(2, 5.0)]), pair]), settings, 0.0
     )
     assert rows(found)["alone/0"].tolist() == [0.0, 0.0]
-    assert metrics["learn/uncompared_fraction"] == pytest.approx(1 / 3)
+    # The pair has three turns besides: none has an observation, and two are first ones.
+    uncompared = {"gigpo": 4 / 6, "mt_grpo": 2 / 6}.get(estimator, 1 / 3)
+    assert metrics["learn/uncompared_fraction"] == pytest.approx(uncompared)
     without = credit(settings, [pair])
     assert_equal({key: values for key, values in rows(found).items() if key in without}, without)
 
