@@ -180,3 +180,10 @@ def test_curricula_that_are_none_or_do_not_fit_are_named() -> None:
         check_curriculum(SuccessBand, TASKS)
     with pytest.raises(DatasetError, match="task 0 has none"):
         check_curriculum(SuccessBand(by="topic"), TASKS)
+
+
+def test_no_task_is_given_up(tmp_path: Path) -> None:
+    training = played(tmp_path, 50, SuccessBand())
+    counts = [training.stream.requested.count(index) for index in range(24)]
+    assert min(counts) > 1, "also those that failed in all of their rollouts"
+    assert min(counts) < max(counts) / 3
