@@ -9,6 +9,7 @@ from typing import Any
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv
+from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from environments.named_module import call_own, load_module
@@ -26,6 +27,8 @@ class Workload:
     ``val_dataset`` are held-out tasks, or several sets of them by their names: metrics of the set ``code``
     are ``eval/code/...``, those of all sets together ``eval/...``.
 
+    ``curriculum`` decides which training task comes next; without one each is played once in every pass.
+
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
     tokenizer is made from. ``preferences`` are pairs of a better and a worse continuation, for the stage of
     this name; ``policies.read_preferences`` reads a file of them. ``task_from_message`` makes the task that a
@@ -38,6 +41,7 @@ class Workload:
     rollout: RolloutFunction | None = None
     train_dataset: Dataset
     val_dataset: Dataset | Mapping[str, Dataset] | None = None
+    curriculum: Curriculum | None = None
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()

@@ -37,6 +37,9 @@ class SimulatedPlan:
 
     def record_failures(self, group: TrajectoryGroup, num_requested: int) -> None: ...
 
+    def record_results(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        return {}
+
     def still_wanted(self, saved: StreamState) -> StreamState:
         return saved
 

@@ -45,6 +45,12 @@ class Progress:
     """Present coefficient of the adaptive KL controller; null without one."""
     set_aside: dict[str, int] = field(default_factory=dict)
     """Positions of the tasks that failed everywhere, and the first group that must not play each."""
+    num_turns: int = 0
+    """Turns that tasks have had so far, where a curriculum decides at which of them they are played."""
+    chosen_tasks: dict[str, int] = field(default_factory=dict)
+    """Positions of the tasks that a curriculum has chosen for the groups that are not consumed, by number."""
+    curriculum: dict[str, dict[str, float]] = field(default_factory=dict)
+    """State of the curriculum: what it knows of the tasks."""
     judged_by: dict[str, str] = field(default_factory=dict)
     """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
 

@@ -7,17 +7,15 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 
 from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import BASELINE
+from environments.data.dataset_files import Row
 from environments.data.datasets import Dataset
 from environments.errors import TroupeError
 from launch.settings.tree import TrainConfig
 from policies.sampler import SamplingParams
-
-NONE_SET_ASIDE: Mapping[str, int] = MappingProxyType({})
 
 
 def group_name(number: int) -> str:
@@ -27,24 +25,21 @@ def group_name(number: int) -> str:
 
 def group_requests(
     config: TrainConfig,
-    tasks: Dataset,
+    task: Row,
     greedy_baseline: bool,
     number: int,
     version: int,
-    set_aside: Mapping[str, int] = NONE_SET_ASIDE,
 ) -> list[RolloutRequest]:
-    """``group_size`` rollouts of the task whose turn it is, and, for ReMax, a greedy one beside them.
+    """``group_size`` rollouts of a task, and, for ReMax, a greedy one beside them.
 
     With ``rollout.forks`` the first ones begin with the task, and the others fork from them.
 
     Args:
         greedy_baseline: whether there is one.
-        number: of the group; tasks come in an order that every epoch has anew.
+        number: of the group.
         version: the oldest policy version that may sample for it.
-        set_aside: as ``task_index`` takes it.
     """
     name = group_name(number)
-    task = tasks[task_index(config, tasks, number, set_aside)]
     ids = [f"{name}/{member:04d}" for member in range(config.rollout.group_size)]
     temperatures = dict.fromkeys(ids, config.rollout.temperature)
     if greedy_baseline:

@@ -143,11 +143,17 @@ class Rollouts:
         self._num_dropped += 1
         self.request(num_selected)
 
-    def commit(self) -> None:
-        """Free the slots of the groups that were taken: they are used up, and the weights published."""
+    def commit(self) -> dict[str, float]:
+        """Free the slots of the groups that were taken: they are used up, and the weights published.
+
+        Returns:
+            Metrics of how the tasks of groups are chosen.
+        """
+        metrics = self._plan.record_results([each.group for each in self._taken])
         self._taken, self._num_dropped = [], 0
         self._progress.num_groups = self.num_requested - len(self._waiting)
         self.request()
+        return metrics
 
     # -- what a checkpoint holds ---------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from actors.rollouts.rollout import RolloutRequest
+from environments.data.curriculum import Curriculum
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.tracker import Tracker
@@ -15,6 +17,7 @@ from launch.settings.tree import TrainConfig
 from launch.training.rollout_requests import group_requests, task_index, tasks_digest
 from launch.training.run_state import SET_ASIDE, RunState
 from launch.workload import Workload
+from policies.learning.samples import is_judged
 
 WORLD_FAILURES = {
     TerminationReason.ENV_ERROR,
@@ -38,6 +41,10 @@ RAISED = re.compile(r"raised in (\S+): (\w+)")
 class TaskPlan:
     """Makes the requests of each group, and leaves out tasks that failed in all their rollouts.
 
+    Without a curriculum a group's task is a function of its number. A curriculum chooses the task when the
+    group is requested, by the results of the groups that are used up then; ``Progress`` holds its choice
+    until the group is used up too, so that what is played again plays the same.
+
     Args:
         greedy_baseline: whether each task is also rolled out greedily.
         tracker: for what a person should know.
@@ -55,16 +62,51 @@ class TaskPlan:
         self._state, self._tracker = state, tracker
         self._set_aside = state.progress.set_aside
         self._budget = FailureBudget(workload.pair.env_class.__name__)
+        # A replay has the tasks of the recorded run, whoever has chosen them.
+        self._curriculum = workload.curriculum if config.run.replay is None else None
+        if self._curriculum is not None:
+            self._curriculum.state = state.progress.curriculum
+            tracker.announce(f"Curriculum: {self._curriculum}.")
 
     def requests(self, number: int, version: int) -> list[RolloutRequest]:
         """The requests of the group ``number``, to be sampled by ``version`` or newer."""
-        return group_requests(
-            self._config, self._tasks, self._greedy_baseline, number, version, self._set_aside
-        )
+        task = self._tasks[self._index(number)]
+        return group_requests(self._config, task, self._greedy_baseline, number, version)
+
+    def _index(self, number: int) -> int:
+        """The place of the task that the group ``number`` plays, or has played if it is not used up."""
+        if self._curriculum is None:
+            return task_index(self._config, self._tasks, number, self._set_aside)
+        chosen = self._state.progress.chosen_tasks
+        if str(number) not in chosen:
+            rng = random.Random(f"{self._config.seed}/curriculum/{number}")
+            chosen[str(number)] = self._curriculum.select(self._tasks, self._turns(), rng)
+        return chosen[str(number)]
+
+    def _turns(self) -> Iterator[int]:
+        """Places of the tasks from here on, in the order in which no curriculum plays them all."""
+        progress, set_aside = self._state.progress, dict.fromkeys(self._set_aside, 0)
+        while True:
+            progress.num_turns += 1
+            yield task_index(self._config, self._tasks, progress.num_turns - 1, set_aside)
+
+    def record_results(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """Take note of groups that are used up, in their order; return metrics of the curriculum."""
+        if self._curriculum is None:
+            return {}
+        progress = self._state.progress
+        for group in groups:
+            index = progress.chosen_tasks.pop(str(int(group.group_id)))
+            if rollouts := [each for each in group.trajectories if is_judged(each)]:
+                self._curriculum.observe(self._tasks[index], rollouts)
+        metrics = self._curriculum.metrics() | {"passes": progress.num_turns / len(self._tasks)}
+        return {f"curriculum/{name}": value for name, value in metrics.items()}
 
     def still_wanted(self, saved: StreamState) -> StreamState:
         """The rollouts of a checkpoint, to be played again where the tasks are others now."""
         progress, digest = self._state.progress, tasks_digest(self._config, self._tasks)
+        if self._curriculum is not None:  # it chooses other tasks for the same numbers
+            digest += "/curriculum"
         if digest == progress.tasks_digest:
             return saved
         progress.tasks_digest = digest
@@ -78,7 +120,22 @@ class TaskPlan:
                 f"{len(self._set_aside)} of the old tasks were set aside. All of the new ones are played."
             )
             self._set_aside.clear()  # they are known by their place
+        progress.chosen_tasks.clear()
+        if self._curriculum is not None:
+            self._forget_others(self._curriculum)
         return saved.with_played_again(lambda _: True)
+
+    def _forget_others(self, curriculum: Curriculum) -> None:
+        """Drop what is known of tasks that are not there any more."""
+        present = {curriculum.key(task) for task in self._tasks} if curriculum.state else set()
+        others = curriculum.state.keys() - present
+        for key in others:
+            del curriculum.state[key]
+        if others:
+            self._tracker.announce(
+                f"The curriculum drops its results of {len(others)} old tasks, and has those of "
+                f"{len(curriculum.state)} that are there now."
+            )
 
     def record_failures(self, group: TrajectoryGroup, num_requested: int) -> None:
         """Count the failed rollouts of ``group``, and set its task aside if all have failed.
@@ -92,7 +149,7 @@ class TaskPlan:
         self._budget.record(group.rollouts)
         if not fails_everywhere(group, self._config.fleet.retries + 1):
             return
-        index = task_index(self._config, self._tasks, int(group.group_id), self._set_aside)
+        index = self._index(int(group.group_id))
         if str(index) in self._set_aside:  # groups of the same task were under way
             return
         self._set_aside[str(index)] = num_requested

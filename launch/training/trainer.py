@@ -12,6 +12,7 @@ from typing import Any
 from actors.gateway.function import RolloutFunction
 from environments.base import BaseEnv
 from environments.data.conversation_file import read_conversations
+from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
 from launch.health.restart_budget import RestartBudget, lost_updates
@@ -30,6 +31,7 @@ from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import (
     check_classes,
+    check_curriculum,
     check_datasets,
     check_forks,
     check_model,
@@ -56,6 +58,7 @@ class AgentTrainer:
         val_dataset: held-out tasks to measure success with, or several sets of them by their names.
         agent_args: keyword arguments of the agent.
         env_args: keys added to each task for ``from_dict``.
+        curriculum: decides which training task comes next; without one each is played once in every pass.
         rollout: instead of the two classes, a function of a task and a client that calls the policy by that
             and returns the reward: ``async def solve(task, client) -> float``.
     """
@@ -70,6 +73,7 @@ class AgentTrainer:
         agent_args: dict[str, Any] | None = None,
         env_args: dict[str, Any] | None = None,
         rollout: RolloutFunction | None = None,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.config = as_train_config(config)
         chats = self.config.demonstrations
@@ -79,6 +83,7 @@ class AgentTrainer:
             rollout=rollout,
             train_dataset=NO_TASKS if train_dataset is None else train_dataset,
             val_dataset=val_dataset,
+            curriculum=curriculum,
             agent_args=agent_args or {},
             env_args=env_args or {},
             demonstrations=() if chats is None else read_conversations(Path(chats))[0],
@@ -131,6 +136,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     for stage in stages:
         stage.check_workload(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
+    check_curriculum(workload.curriculum, workload.train_dataset)
     check_gpus(parts_needed(config, stages, workload))
     check_model(config, workload)
     check_shapes(config, workload)

@@ -24,7 +24,7 @@ from policies.learning.settings import (
 from policies.learning.verl.fields import check_fields
 from policies.settings import check_nodes
 
-RECORDED = ("eval/", "learn/", "rollout/", "stream/", "time/")
+RECORDED = ("curriculum/", "eval/", "learn/", "rollout/", "stream/", "time/")
 """Beginnings of all metrics' names."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from actors.gateway.function import pair_of
 from actors.rollouts.forks import EVERY, chooser
 from environments.base import BaseEnv
+from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
 from launch.reporting.metrics import named_metric
@@ -164,6 +165,18 @@ def check_task_weights(key: str | None, tasks: Dataset) -> None:
             )
     if not any(weights):
         raise DatasetError(f"rollout.task_weights={key!r}, and it is 0 for every task: none would be played.")
+
+
+def check_curriculum(curriculum: Curriculum | None, tasks: Dataset) -> None:
+    """A curriculum is one, and can place each task. Raises ``ConfigError`` or ``DatasetError``."""
+    if curriculum is None:
+        return
+    if not isinstance(curriculum, Curriculum):
+        raise ConfigError(
+            f"curriculum={curriculum!r} has to be an object of a class that is derived from Curriculum, as "
+            "SuccessBand(low=0.1, high=0.9) is."
+        )
+    curriculum.check(tasks)
 
 
 def check_model(config: TrainConfig, workload: Workload) -> None:

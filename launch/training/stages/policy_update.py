@@ -123,8 +123,7 @@ class PolicyUpdateStage(Stage):
                 turn_advantages(prepared.batches),
                 selection.not_imitated,
             )
-            run.rollouts.commit()
-            metrics = prepared.metrics_with(learned)
+            metrics = prepared.metrics_with(learned) | run.rollouts.commit()
             metrics |= self.finish(run, selection, learned, progress.version)
             run.report.record(version, selection, metrics, clock)
 

@@ -34,7 +34,7 @@ TASKS = Dataset([{"question": "Begin."}], name="tasks", split="train")
 
 def requests_of_group(at: str = "every 2", group_size: int = 6) -> list[RolloutRequest]:
     rollout = RolloutConfig(group_size=group_size, forks=ForksConfig(roots=2, at=at), max_steps=NUM_TURNS)
-    return group_requests(TrainConfig(rollout=rollout), TASKS, False, 3, 0)
+    return group_requests(TrainConfig(rollout=rollout), TASKS[0], False, 3, 0)
 
 
 class Player:
@@ -93,7 +93,7 @@ def test_forks_are_dealt_out_among_the_roots() -> None:
 
 def test_group_without_forks_requests_what_it_did() -> None:
     forked = requests_of_group()
-    flat = group_requests(TrainConfig(rollout=RolloutConfig(group_size=6)), TASKS, False, 3, 0)
+    flat = group_requests(TrainConfig(rollout=RolloutConfig(group_size=6)), TASKS[0], False, 3, 0)
     assert flat == [replace(each, fork=None, forked_at=None) for each in forked]
 
 

@@ -27,7 +27,9 @@ def requests_of_step(step: int, config: TrainConfig = CONFIG, tasks: Dataset = T
     return [
         request
         for number in range(step * per_step, (step + 1) * per_step)
-        for request in group_requests(config, tasks, False, number, step)
+        for request in group_requests(
+            config, tasks[task_index(config, tasks, number, {})], False, number, step
+        )
     ]
 
 
@@ -94,10 +96,10 @@ def test_evaluations_go_first() -> None:
 
 
 def test_greedy_rollout_goes_with_its_group() -> None:
-    requests = group_requests(CONFIG, TASKS, True, 5, 2)
+    requests = group_requests(CONFIG, TASKS[0], True, 5, 2)
     assert [request.params.temperature for request in requests] == [0.7, 0.7, 0.7, 0.0]
     assert requests[-1].rollout_id == "00000005/greedy"
-    assert requests[:-1] == group_requests(CONFIG, TASKS, False, 5, 2)
+    assert requests[:-1] == group_requests(CONFIG, TASKS[0], False, 5, 2)
 
 
 def test_weights_say_how_often_a_task_is_played() -> None:
