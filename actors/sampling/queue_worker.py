@@ -15,6 +15,9 @@ from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
+CONNECTION = ", connection "
+"""Separates, in the name of a ``QueueWorker``, the replica from the number of its connection."""
+
 ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
 
 
@@ -147,7 +150,7 @@ async def serve_queue(
     """
     for number in itertools.count(1):
         # A name of its own: the queue gives to others what a connection had, once that one polls no more.
-        worker = QueueWorker(f"{replica}, connection {number}", engine, poll, catch_up, read_calls)
+        worker = QueueWorker(f"{replica}{CONNECTION}{number}", engine, poll, catch_up, read_calls)
         connected(worker)
         try:
             await worker.run()
