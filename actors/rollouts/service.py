@@ -93,7 +93,7 @@ class DetachedFleet:
 
 
 class RolloutService:
-    """A stream, a fleet with its sampling actors, and the policy server that they sample if it belongs to them.
+    """A stream, a fleet, its sampling actors, and the policy server that these sample if it belongs to them.
 
     Args:
         pair: what the rollout actors play.

@@ -81,8 +81,7 @@ class NodeSamplers:
             await other.handle.status.remote()  # its process is up
         except RayError as error:
             logger.warning(
-                "The sampling actor of node %s did not start, so rollouts there are sampled by the one beside "
-                "the driver: %s",
+                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %s",
                 node,
                 error,
             )

@@ -415,7 +415,9 @@ def simulated_fleet(
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
         pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
         queue = SimpleNamespace(put_async=put, actor=None)
-        first: Any = SimpleNamespace(recipe=SimpleNamespace(remote=recipe), cancel=SimpleNamespace(remote=cancel))
+        first: Any = SimpleNamespace(
+            recipe=SimpleNamespace(remote=recipe), cancel=SimpleNamespace(remote=cancel)
+        )
         yield fleet_class(
             pair, first, queue, RolloutLimits(), FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor)
         )
