@@ -71,13 +71,16 @@ class NodeSamplers:
                 other.ending = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._end, node)
 
     async def _start(self, node: str) -> ray.actor.ActorHandle:
-        """Start the sampling actor of ``node``. The first one stands in where that fails.
+        """Start the sampling actor of ``node``. The first one stands in where that fails, or may not be.
 
-        A node may lack the tokenizer's files, which only the driver and the replicas have needed so far.
+        A node may lack the tokenizer's files, which otherwise only the driver and the replicas need.
         """
         other = self._others[node]
         try:
-            other.handle = start_actor(SamplerActor, await self.first.recipe.remote(), **on_node(node))
+            recipe = await self.first.recipe.remote()
+            if recipe is None:
+                return self.first
+            other.handle = start_actor(SamplerActor, recipe, **on_node(node))
             await other.handle.status.remote()  # its process is up
         except RayError as error:
             logger.warning(

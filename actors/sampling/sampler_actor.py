@@ -45,9 +45,9 @@ class SamplerActor:
         self._open: dict[int, _WaitingSample] = {}
         self._numbers = itertools.count()
 
-    async def recipe(self) -> Callable[[], Sampler]:
-        """Return ``make_sampler``, for another actor like this one."""
-        return self._make_sampler
+    async def recipe(self) -> Callable[[], Sampler] | None:
+        """Return ``make_sampler``, for the actors of other nodes; ``None`` where they are to use this one."""
+        return self._make_sampler if self._sampler.lives_on_each_node else None
 
     async def open(self) -> None:
         """Connect. Raises ``SamplerError`` if there is nothing to sample."""

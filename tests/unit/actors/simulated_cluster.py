@@ -387,8 +387,8 @@ def simulated_fleet(
     def make_sampler(options: dict[str, Any], _: Any) -> Probe:
         return make_probe(options)
 
-    async def recipe() -> None:
-        pass
+    async def recipe() -> str:
+        return "recipe"
 
     async def cancel(rollout_id: str) -> None:
         pass

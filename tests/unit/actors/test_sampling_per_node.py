@@ -24,13 +24,14 @@ Pairs = dict[str, set[int]]
 class StandIn:
     """A sampling actor without a process. It does not start where ``breaks``."""
 
-    def __init__(self, breaks: bool = False) -> None:
+    def __init__(self, breaks: bool = False, recipe: str | None = "recipe") -> None:
+        self.recipe_of_others = recipe
         self.breaks, self.is_killed, self.cancelled = breaks, False, list[str]()
         for method in (self._recipe, self._status, self._cancel):
             setattr(self, method.__name__[1:], SimpleNamespace(remote=method))
 
-    async def _recipe(self) -> str:
-        return "recipe"
+    async def _recipe(self) -> str | None:
+        return self.recipe_of_others
 
     async def _status(self) -> QueueStatus:
         if self.breaks:
@@ -60,7 +61,7 @@ class Started:
         return self.by_node[node]
 
 
-A, B, C = "a" * 56, "b" * 56, "c" * 56
+A, B = "a" * 56, "b" * 56
 
 
 def test_nodes_share_one_start_and_the_first_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +113,19 @@ def test_first_stands_in_where_another_does_not_start(monkeypatch: pytest.Monkey
         with samplers.used(B) as starting:
             assert starting is not None and await starting is first
             assert list(samplers.by_node()) == [A]
+
+    asyncio.run(test())
+
+
+def test_sampler_for_one_place_serves_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+
+    async def test() -> None:
+        first: Any = StandIn(recipe=None)
+        samplers = NodeSamplers(first, A)
+        with samplers.used(B) as starting:
+            assert starting is not None and await starting is first
+        assert not started.by_node
 
     asyncio.run(test())
 
