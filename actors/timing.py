@@ -8,6 +8,7 @@ Sampling. A replica polls its queue at least every sixth of a lease, and is take
     QUEUE_RETRY < LEASE / 2                           a replica that reconnects still holds its requests
     FETCH_RETRY < MISSING_VERSION < REQUEST_WAIT      a replica without weights fails before its requests do
     SAMPLER_RETRY < SAMPLER_RESTART / 10              a sampling actor that is back is noticed soon
+    PAIRING * 3 < REQUEST_WAIT                        a queue has other replicas before its requests fail
 
 Nodes. A node that was cut off loses its work after five missed probes; Ray notices it after 62 s,
 and then ends the node with all of its actors, also when it answers again.
@@ -56,6 +57,8 @@ MISSING_VERSION_SECONDS = 30.0
 """Seconds that the newest version may be missing: a shared disk may show a new file late."""
 REQUEST_WAIT_SECONDS = 120.0
 """Seconds without a live replica after which a request fails. Serve replaces one in less, if it can."""
+PAIRING_SECONDS = 3.0
+"""Seconds between two reports of a replica to the directory. One that misses three has stopped or died."""
 SAMPLER_RETRY_SECONDS = 0.5
 """Seconds between two calls of a sampling actor that does not answer."""
 SAMPLER_RESTART_SECONDS = 60.0

@@ -251,6 +251,9 @@ class Sampler(ABC):
     """True where ``SampleRequest.tool_parser`` chooses one."""
     serves_adapters: ClassVar[bool] = False
     """True where ``SamplingParams.adapter`` chooses one."""
+    lives_on_each_node: ClassVar[bool] = False
+    """True where each node with rollout actors may have one of its own: it reaches its server from anywhere
+    in the same way, and keeps nothing from request to request. Else all use the one beside the driver."""
     examples: ClassVar[Mapping[str, Any]] = {}
     """Examples of arguments that have to be given, for the message where they are not."""
     policy_arguments: ClassVar[Collection[str] | None] = None

@@ -64,8 +64,10 @@ def detached_call(method: Callable[..., Any], *arguments: Any) -> Any:
     return Context().run(method, *arguments)
 
 
-async def wait_with_timeout(changed: asyncio.Condition, is_met: Callable[[], bool]) -> None:
-    """Return when ``is_met`` holds, or after a minute; the caller calls again then.
+async def wait_with_timeout(
+    changed: asyncio.Condition, is_met: Callable[[], bool], seconds: float | None = None
+) -> None:
+    """Return when ``is_met`` holds, or after ``seconds``, by default a minute; the caller calls again then.
 
     The wait has an end because Ray ends no call whose caller has died: replicas come and go, and an actor has
     places for so many calls.
@@ -75,5 +77,5 @@ async def wait_with_timeout(changed: asyncio.Condition, is_met: Callable[[], boo
     """
     async with changed:
         with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS if seconds is None else seconds):
                 await changed.wait_for(is_met)

@@ -15,6 +15,7 @@ from actors.ray_tools.placement import EVERYWHERE, has_labels, start_actor, with
 from actors.rollouts.player import PastMessage, RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import RolloutActor
+from actors.sampling.node_samplers import NodeSamplers
 from actors.settings import FleetConfig
 from environments.errors import ConfigError
 from policies.settings import node_labels, node_resources
@@ -69,6 +70,11 @@ class Place:
         node: ray.ObjectRef[str] = self.actor.ready.remote(self.number)
         return node
 
+    def connect(self, sampler: ray.actor.ActorHandle) -> ray.ObjectRef[None]:
+        """Have the actor sample by ``sampler`` from now on."""
+        connected: ray.ObjectRef[None] = self.actor.connect.remote(sampler)
+        return connected
+
     def run(
         self,
         request: RolloutRequest,
@@ -99,7 +105,7 @@ class ActorFactory:
     """
 
     pair: Pair
-    sampler: ray.actor.ActorHandle
+    samplers: NodeSamplers
     limits: RolloutLimits
     options: dict[str, Any]
     listener: ray.actor.ActorHandle | None = None
@@ -156,7 +162,7 @@ class ActorFactory:
         await self.throttle.acquire()
         labels = self.options["label_selector"] | self.node_watch.away_from_silent_nodes()
         fleet = ray.get_runtime_context().current_actor
-        arguments = (self.pair, self.sampler, self.limits, fleet, self.listener, self.num_pairs)
+        arguments = (self.pair, self.samplers.first, self.limits, fleet, self.listener, self.num_pairs)
         return start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
 
 

@@ -25,8 +25,10 @@ from actors.rollouts.fleet_report import FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.slot import BUSY, Slot, SlotState
 from actors.rollouts.slot_loop import START_ERRORS, SlotLoop
+from actors.sampling.node_samplers import NodeSamplers
 from actors.settings import MANY_CALLS, FleetConfig
 from environments.types import Trajectory
+from policies.sampler import QueueStatus
 
 MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
@@ -48,6 +50,7 @@ class RolloutFleet:
     actor rebuilds it from the journals of its messages.
 
     Args:
+        sampler: the sampling actor of this node; the fleet starts those of other nodes.
         consumer: the actor of the stream's queue, or another one: its ``put`` takes a trajectory, and returns
             when there is room for the next.
     """
@@ -62,7 +65,8 @@ class RolloutFleet:
         listener: ray.actor.ActorHandle | None = None,
     ) -> None:
         options = actor_options(pair, config)
-        self._factory = ActorFactory(pair, sampler, limits, options, listener, config.pairs_per_actor)
+        samplers = NodeSamplers(sampler, ray.get_runtime_context().get_node_id())
+        self._factory = ActorFactory(pair, samplers, limits, options, listener, config.pairs_per_actor)
         self._consumer, self._config = consumer, config
         self._slots: dict[int, Slot] = {}
         self._dispatcher = Dispatcher(self._slots)
@@ -99,7 +103,7 @@ class RolloutFleet:
         if (rollout := self._dispatcher.find(rollout_id)) is not None:
             self._dispatcher.cancel(rollout)
         while self._dispatcher.find(rollout_id) is not None:  # it may be in its environment, and sample later
-            await self._factory.sampler.cancel.remote(rollout_id)
+            await self._factory.samplers.cancel(rollout_id)
             await asyncio.sleep(CANCEL_SECONDS)
 
     async def forget(self, rollout_id: str) -> None:
@@ -147,6 +151,10 @@ class RolloutFleet:
             last_taken=1 + max((each.index for each in slots if each.pair or each.state in BUSY), default=-1),
         )
 
+    async def node_sampling(self) -> list[QueueStatus]:
+        """Return the counts of the sampling actors on other nodes than the first, as far as they answer."""
+        return await self._factory.samplers.other_statuses()
+
     async def report(self) -> FleetReport:
         """Report the rollouts in play, the longest without a turn first. Raises as ``status`` does."""
         status, now, slots = await self.status(), time.monotonic(), self._slots.values()
@@ -166,7 +174,7 @@ class RolloutFleet:
             env_class=self._factory.pair.env_class.__name__,
             needs={"CPU": options["num_cpus"], "memory": options["memory"] or 0} | options["resources"],
             failures=tuple(sorted(failures, key=lambda each: each.seconds)),
-            sampler=self._factory.sampler,
+            samplers=self._factory.samplers.by_node(),
             stream=self._consumer,
         )
 

@@ -103,6 +103,7 @@ class FleetReport:
     """Ray's resources that an actor takes."""
     failures: tuple[ActorFailure, ...]
     """Youngest one of each rollout actor that has failed, the youngest of all first."""
-    sampler: ray.actor.ActorHandle
+    samplers: dict[str, ray.actor.ActorHandle]
+    """Sampling actors by their nodes (Ray's ids), the one beside the driver first."""
     stream: ray.actor.ActorHandle
     """The actor of the stream's queue."""

@@ -96,6 +96,10 @@ class RolloutActor:
         process.end()
         return None
 
+    def connect(self, sampler: ray.actor.ActorHandle) -> None:
+        """Sample by ``sampler``, the sampling actor of this node, from now on."""
+        self._link.sampler = sampler
+
     def run(
         self,
         place: int,
@@ -129,7 +133,7 @@ class RayLink:
         fleet: ray.actor.ActorHandle,
         listener: ray.actor.ActorHandle | None,
     ) -> None:
-        self._sampler, self._fleet, self._listener = sampler, fleet, listener
+        self.sampler, self._fleet, self._listener = sampler, fleet, listener
         self.is_followed = listener is not None
 
     def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
@@ -159,7 +163,7 @@ class RayLink:
                 raise SamplerError(f"The sampler's answer was lost: {error}") from error
 
     def _call_sampler(self, request: SampleRequest, deadline: float) -> Completion:
-        completion = self._sampler.sample.remote(request)
+        completion = self.sampler.sample.remote(request)
         try:
             left = max(0.0, deadline - time.monotonic())
             return ray.get(completion, timeout=left)

@@ -27,6 +27,7 @@ from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import STREAM_POLL_SECONDS, TrajectoryStream
+from actors.sampling.node_samplers import combined
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
 from environments.errors import SamplerError
@@ -125,11 +126,11 @@ class AsyncRolloutService:
 
 
 class RolloutService:
-    """A sampling actor, a stream and a fleet, and the policy server that they sample if it belongs to them.
+    """A stream, a fleet, its sampling actors, and the policy server that these sample if it belongs to them.
 
     Args:
         pair: what the rollout actors play.
-        make_sampler: makes the sampler, in the sampling actor's process.
+        make_sampler: makes the sampler, in the process of each sampling actor.
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
         server: the policy server that starts and ends with this service; ``None`` if another program has it.
@@ -241,13 +242,14 @@ class RolloutService:
 
     def request_status(self) -> list[ray.ObjectRef]:
         """Ask fleet and engines for their counts; ``status`` waits for the answers."""
-        return [self._playing.status.remote(), self._sampling.status.remote()]
+        fleet = self._playing
+        return [fleet.status.remote(), self._sampling.status.remote(), fleet.node_sampling.remote()]
 
     @staticmethod
     def status(calls: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
         """The counts of the fleet and of the engines at the time when they were asked."""
-        fleet, queue = get_or_raise(calls, "Fleet or sampling actor")
-        return fleet, queue
+        fleet, queue, others = get_or_raise(calls, "Fleet or sampling actor")
+        return fleet, combined([queue, *others])
 
     @property
     def _playing(self) -> Any:

@@ -12,7 +12,8 @@
 state     what its actor does                                    is up   may be     holds
                                                                          cancelled
 ========  =====================================================  ======  =========  =================
-STARTING  waits for a core and for room, or its process starts           yes
+STARTING  waits for a core and for room, its process, or its node's      yes
+          sampling actor
 IDLE      waits for a request                                    yes     yes        place, node
 WARM      waits for a request, with a conversation's pair        yes     yes        place, node, pair
 PLAYING   plays a rollout; its result waits for delivery         yes                place, node, rollout
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.rollouts.actor_factory import ActorFactory, Place, wait_until_ready
@@ -42,7 +44,13 @@ from actors.rollouts.fleet_report import ActorFailure
 from actors.rollouts.player import PastMessage, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
-from actors.timing import ENV_CLOSE_SECONDS, LIMIT_GRACE_SECONDS, NODE_SILENCE_SECONDS, SLOT_ANSWER_SECONDS
+from actors.timing import (
+    ENV_CLOSE_SECONDS,
+    LIMIT_GRACE_SECONDS,
+    NODE_SILENCE_SECONDS,
+    SAMPLER_RESTART_SECONDS,
+    SLOT_ANSWER_SECONDS,
+)
 from environments.types import TerminationReason
 
 logger = logging.getLogger(__name__)
@@ -138,6 +146,18 @@ class Slot:
             self.factory.retire(self.place.shared)
         return bool(self.node)
 
+    async def connect(self, sampler: asyncio.Task[ray.actor.ActorHandle] | None) -> bool:
+        """Have the actor use the sampling actor of its node, once that has started; return whether it does.
+
+        Args:
+            sampler: its start; ``None`` where the actor has it already.
+        """
+        if sampler is None:
+            return True
+        connecting = asyncio.create_task(self._connect(sampler))
+        in_time = await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS)
+        return in_time and connecting.exception() is None
+
     def await_request(self) -> None:
         """Be there for the next request."""
         self.state = SlotState.IDLE if self.pair is None else SlotState.WARM
@@ -195,6 +215,10 @@ class Slot:
         answer: asyncio.Future[str] = asyncio.ensure_future(self.place.ready())
         in_time = await self._ends_in_time(answer, SLOT_ANSWER_SECONDS)
         return in_time and answer.exception() is None and not self._silence().done()
+
+    async def _connect(self, sampler: asyncio.Task[ray.actor.ActorHandle]) -> None:
+        assert self.place is not None
+        await self.place.connect(await asyncio.shield(sampler))  # other slots wait for it, too
 
     async def _result_or_failure(
         self, running: asyncio.Future[RolloutResult], request: RolloutRequest

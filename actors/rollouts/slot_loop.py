@@ -59,8 +59,10 @@ class SlotLoop:
             try:
                 if await slot.start():
                     num_failures = 0
-                    with self._factory.node_watch.watched(slot.node):
-                        await self._keep_busy(slot)
+                    node, factory = slot.node, self._factory
+                    with factory.node_watch.watched(node), factory.samplers.used(node) as sampler:
+                        if await slot.connect(sampler):
+                            await self._keep_busy(slot)
             except START_ERRORS as error:
                 logger.warning("A rollout actor did not start: %s", error)
                 if (num_failures := num_failures + 1) == MAX_START_FAILURES:

@@ -15,6 +15,9 @@ from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
+CONNECTION = ", connection "
+"""Separates, in the name of a ``QueueWorker``, the replica from the number of its connection."""
+
 ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
 
 
@@ -47,6 +50,13 @@ class QueueWorker:
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
         self._has_news = asyncio.Event()
         self._newest_call: asyncio.Task[None] | None = None
+        self._is_leaving = self._has_left = False
+
+    def leave(self, is_leaving: bool = True) -> None:
+        """Fetch no more, deliver what is there, and end; or go on after all, where it has not ended yet."""
+        if is_leaving != self._is_leaving:
+            self._is_leaving = is_leaving
+            self.wake()
 
     def wake(self) -> None:
         """Poll now: there is something new to report, such as a version."""
@@ -54,6 +64,8 @@ class QueueWorker:
 
     async def run(self) -> None:
         """consumes requests · waits for the queue and the engine · produces an answer for each
+
+        Returns after ``leave``, once all that it has fetched is delivered.
 
         Raises:
             SamplerError: the engine has failed. What it has not answered is left to other replicas.
@@ -70,6 +82,8 @@ class QueueWorker:
                 if earlier is not None:
                     await earlier  # the queue ends it, now that there is a newer one
                 await self._has_news.wait()
+                if self._is_leaving and self._has_left and self._newest_call.done():
+                    return
                 if len(self._running) >= BUSY_REQUESTS:
                     await asyncio.sleep(GATHER_ANSWERS_SECONDS)
                 await self._catch_up_after_a_stop(start)
@@ -84,7 +98,15 @@ class QueueWorker:
     async def _call(self) -> None:
         start = time.monotonic()
         answers, self._answers = self._answers, []
-        report = ReplicaReport(self._replica, self._engine.version, answers, self._engine.stats())
+        num_others = max(0, self._engine.requests_in_flight - len(self._running))
+        report = ReplicaReport(
+            self._replica,
+            self._engine.version,
+            answers,
+            self._engine.stats(),
+            num_others,
+            self._is_leaving,
+        )
         assignment = await self._poll(report)
         await self._catch_up_after_a_stop(start)
         for ticket in assignment.revoked:
@@ -92,6 +114,7 @@ class QueueWorker:
                 self._running.pop(ticket).cancel()
         for ticket, request in assignment.requests:
             self._running[ticket] = asyncio.create_task(self._answer(ticket, request))
+        self._has_left = report.is_leaving and not self._running and not self._answers
 
     async def _catch_up_after_a_stop(self, start: float) -> None:
         """Load the newest weights, if this process may have been stopped while they were published."""
@@ -136,7 +159,7 @@ async def serve_queue(
     connected: Callable[[QueueWorker], None],
     read_calls: ReadCalls = _as_sampled,
 ) -> None:
-    """Sample for one queue as long as it lives, by another ``QueueWorker`` after each lost connection.
+    """Sample for one queue until its worker leaves, by another ``QueueWorker`` after each lost connection.
 
     Args:
         replica, engine, poll, catch_up, read_calls: as for ``QueueWorker``.
@@ -147,9 +170,10 @@ async def serve_queue(
     """
     for number in itertools.count(1):
         # A name of its own: the queue gives to others what a connection had, once that one polls no more.
-        worker = QueueWorker(f"{replica}, connection {number}", engine, poll, catch_up, read_calls)
+        worker = QueueWorker(f"{replica}{CONNECTION}{number}", engine, poll, catch_up, read_calls)
         connected(worker)
         try:
             await worker.run()
+            return
         except ActorUnavailableError:
             await asyncio.sleep(QUEUE_RETRY_SECONDS)

@@ -44,13 +44,17 @@ conversation."""
 class ReplicaReport:
     """Report of a replica with a poll: its name, its version, and its finished requests.
 
-    ``answers`` holds, by ticket, the output, or the error of this request alone.
+    ``answers`` holds, by ticket, the output, or the error of this request alone. ``num_others`` counts the
+    requests that it has from other queues and over HTTP. One that ``is_leaving`` wants no more requests, only
+    to deliver what it has.
     """
 
     replica: str
     version: int
     answers: Sequence[tuple[str, TokenOutput | Exception]]
     stats: EngineStats
+    num_others: int = 0
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,9 @@ class _Replica:
     version: int = 0
     stats: EngineStats = field(default_factory=EngineStats)
     num_answered: int = 0
+    num_others: int = 0
+    """Requests that it had from elsewhere when it last polled."""
+    is_leaving: bool = False
     held: dict[str, _QueuedRequest] = field(default_factory=dict)
     """Requests by ticket."""
     line: _Line = field(default_factory=OrderedDict)
@@ -94,6 +101,15 @@ class _Replica:
     revoked: list[str] = field(default_factory=list)
     poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
     """Future of its poll, while that waits for requests."""
+
+    @property
+    def load(self) -> int:
+        """Number of requests that it has from anywhere."""
+        return len(self.held) + self.num_others
+
+    @property
+    def takes_more(self) -> bool:
+        return self.is_live and not self.is_leaving
 
     @property
     def is_polling(self) -> bool:
@@ -193,7 +209,7 @@ class RequestQueue:
     def _line_of(self, queued: _QueuedRequest) -> _Line:
         """The line of its conversation's replica, or of the version that it needs."""
         usual = self._session_replicas.get(queued.request.session_id)
-        if usual is not None and usual.is_live:
+        if usual is not None and usual.takes_more:
             return usual.line
         return self._lines[queued.request.min_version]
 
@@ -205,7 +221,7 @@ class RequestQueue:
         return [*self._lines.values(), *(each.line for each in self._replicas.values())]
 
     def _all_are_busy(self) -> bool:
-        loads = [len(replica.held) for replica in self._replicas.values() if replica.is_live]
+        loads = [replica.load for replica in self._replicas.values() if replica.takes_more]
         return min(loads, default=0) >= BUSY_REQUESTS
 
     def _gathered(self) -> None:
@@ -246,6 +262,7 @@ class RequestQueue:
         if report.version > max(replica.version, self._newest_version - 1):
             self._newest_version, self._newest_since = report.version, replica.last_poll
         replica.version, replica.stats = report.version, report.stats
+        replica.num_others, replica.is_leaving = report.num_others, report.is_leaving
         return replica
 
     def _settle(self, replica: _Replica, ticket: str, answer: TokenOutput | Exception) -> None:
@@ -268,7 +285,7 @@ class RequestQueue:
     def _hand_out(self) -> None:
         """Give the waiting requests to the replicas that poll, to each those that fall to it."""
         batches: _Batches = {
-            replica: [] for replica in self._replicas.values() if replica.is_live and replica.is_polling
+            replica: [] for replica in self._replicas.values() if replica.takes_more and replica.is_polling
         }
         if not batches or not self._num_waiting:
             return
@@ -284,12 +301,12 @@ class RequestQueue:
     def _crowd(self) -> _Crowd:
         now = time.monotonic()
         is_late = now > self._newest_since + self._lease_seconds
-        live = [replica for replica in self._replicas.values() if replica.is_live]
+        live = [replica for replica in self._replicas.values() if replica.takes_more]
         polls_soon = {
             each for each in live if each.is_polling or each.last_poll > now - 2 * self._hold_seconds
         }
         still_loads = {each for each in live if each.version < self._newest_version and not is_late}
-        loads = {each: len(each.held) for each in live if each in polls_soon or each in still_loads}
+        loads = {each: each.load for each in live if each in polls_soon or each in still_loads}
         return _Crowd(polls_soon, still_loads, loads)
 
     def _give_conversations(self, crowd: _Crowd, batches: _Batches) -> dict[_Replica, int]:

@@ -1,4 +1,4 @@
-"""The actor between the rollout actors and a server: it renders, queues and decodes for all of them.
+"""The actor between the rollout actors of a node and a server: it renders, queues and decodes for them.
 
 Rollout actors stay light because everything that needs a tokenizer lives here.
 """
@@ -33,16 +33,21 @@ class _WaitingSample:
 # A request is a call that waits. The limit must never keep a replica's call out.
 @ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=MANY_CALLS)
 class SamplerActor:
-    """Hosts one sampler for all rollout actors of a fleet.
+    """Hosts one sampler for all rollout actors of a fleet on a node.
 
     Args:
         make_sampler: called in the actor's process, so that only this process imports what it needs.
     """
 
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
+        self._make_sampler = make_sampler
         self._sampler = make_sampler()
         self._open: dict[int, _WaitingSample] = {}
         self._numbers = itertools.count()
+
+    async def recipe(self) -> Callable[[], Sampler] | None:
+        """Return ``make_sampler``, for the actors of other nodes; ``None`` where they are to use this one."""
+        return self._make_sampler if self._sampler.lives_on_each_node else None
 
     async def open(self) -> None:
         """Connect. Raises ``SamplerError`` if there is nothing to sample."""

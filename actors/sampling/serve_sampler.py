@@ -38,6 +38,7 @@ class ServeSampler(Sampler):
 
     serves_parsers = True
     serves_adapters = True
+    lives_on_each_node = True
     policy_arguments = ("model_path", "chat_template_kwargs")
 
     def __init__(

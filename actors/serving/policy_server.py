@@ -129,6 +129,7 @@ class PolicyServer:
             count=self.access.metrics.episode,
         )
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
+        self._samplers: dict[int, ray.actor.ActorHandle] = {}
         self._followers: list[asyncio.Task[None]] = []
         if transport is not None:
             await self._follow_program(transport)
@@ -174,20 +175,22 @@ class PolicyServer:
         return self._directory
 
     async def _follow_samplers(self) -> None:
-        """consumes sampling actors · waits for the directory · produces a ``QueueWorker`` for each"""
-        newest = 0
+        """consumes sampling actors · waits for the directory · produces a ``QueueWorker`` for each of ours"""
         tasks = set()
         while True:
-            for number, sampler in (await self._added_after(newest)).items():
-                newest = max(newest, number)
+            self._samplers = await self._samplers_to_serve()
+            for sampler, worker in self._queue_workers.items():
+                worker.leave(sampler not in self._samplers.values())
+            for number, sampler in self._samplers.items():
                 if sampler not in self._queue_workers:
                     task = asyncio.create_task(self._sample_for(number, sampler))
                     tasks.add(task)  # asyncio itself keeps no reference to a running task
                     task.add_done_callback(tasks.discard)
 
-    async def _added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
+    async def _samplers_to_serve(self) -> dict[int, ray.actor.ActorHandle]:
+        replica, load = serve.get_replica_context().replica_id.unique_id, self._engine.requests_in_flight
         try:
-            return await self._directory.added_after.remote(number)
+            return await self._directory.samplers_of.remote(replica, load, [*self._samplers])
         except ActorDiedError as error:
             # Mostly it has died with its program. If it has died alone, the program has to learn of it.
             self._store.report.remote(PartLostError(f"The directory of sampling actors is gone: {error}"))

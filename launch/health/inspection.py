@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,7 +17,9 @@ import ray
 from ray.exceptions import RayError
 
 from actors.ray_tools.placement import on_node
+from actors.rollouts.fleet_report import FleetReport
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
+from actors.sampling.node_samplers import combined
 from actors.timing import INSPECTION_SECONDS
 from environments.errors import ConfigError
 from launch.health.heartbeat import RunHeartbeat
@@ -38,13 +41,19 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
             calls["the fleet"] = ray.get_actor(name, NAMESPACE).report.remote()
             break  # the first one is that of the training
     answers, unanswered, errors = _answers(calls)
-    fleet = answers.get("the fleet")
+    fleet: FleetReport | None = answers.get("the fleet")
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
+
+    def place(node: str) -> str:
+        """Words that name a sampling actor other than that beside the driver."""
+        is_first = fleet is None or node == next(iter(fleet.samplers))
+        return "" if is_first else f" on {hosts.get(node, 'a lost machine')}, node {node[:8]}"
+
     if fleet is not None:
-        calls = {
-            "the sampling actor": fleet.sampler.waiting.remote(),
-            "the queue of requests": fleet.sampler.status.remote(),
-            "the stream's queue": fleet.stream.qsize.remote(),
-        }
+        samplers = {place(node): sampler for node, sampler in fleet.samplers.items()}
+        calls = {f"the sampling actor{name}": each.waiting.remote() for name, each in samplers.items()}
+        calls |= {f"the queue of requests{name}": each.status.remote() for name, each in samplers.items()}
+        calls["the stream's queue"] = fleet.stream.qsize.remote()
         further, silent, broken = _answers(calls)
         answers, unanswered, errors = answers | further, unanswered + silent, errors + broken
     processes = list(processes_here())
@@ -60,14 +69,19 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
         silent_seconds=max(0.0, time.time() - heartbeat.sent_at),
         processes=sorted(processes),
         fleet=fleet,
-        waiting=answers.get("the sampling actor", {}),
-        sampling=answers.get("the queue of requests"),
+        waiting=dict(ChainMap(*_of("the sampling actor", answers))),
+        sampling=combined(queues) if (queues := _of("the queue of requests", answers)) else None,
         stream=stream,
         free=ray.available_resources(),
         unanswered=unanswered,
         errors=errors + broken,
-        hosts={node["NodeID"]: node["NodeManagerHostname"] for node in nodes},
+        hosts=hosts,
     )
+
+
+def _of(part: str, answers: dict[str, Any]) -> list[Any]:
+    """The answers of one kind of part, on whichever nodes."""
+    return [each for name, each in answers.items() if name.startswith(part) and each is not None]
 
 
 def _answers(calls: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str], list[str]]:

@@ -55,7 +55,7 @@ class RunReport:
         processes: of its cluster's nodes.
         fleet: report of its fleet; ``None`` where there is none, or it does not answer.
         waiting: seconds for which rollouts have waited for a completion, by rollout id.
-        sampling: the requests and replicas of its sampling actor, if that samples a policy server.
+        sampling: requests and replicas of all its sampling actors, if these sample a policy server.
         stream: trajectories that lie in the stream, and how many it holds; ``None`` if it does not answer.
         free: resources of the cluster that nobody has taken.
         unanswered: parts that did not answer in time.

@@ -55,6 +55,8 @@ class Engine(ABC):
     tokens_in_flight: int = 0
     """Tokens of the requests that the replica has taken on: their prompts, and as many more as they may
     get."""
+    requests_in_flight: int = 0
+    """Requests that the replica has taken on, from all queues and over HTTP."""
 
     @abstractmethod
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None: ...
@@ -134,14 +136,16 @@ class Engine(ABC):
 
     @contextmanager
     def in_flight(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[None]:
-        """Count a request's tokens as in flight: while it is sampled, or waits in the replica until it is."""
+        """Count a request and its tokens as in flight: sampled, or waiting in the replica until they are."""
         most = self.max_model_tokens
         num_tokens = min(most, len(prompt_ids) + (params.max_tokens or most))
         self.tokens_in_flight += num_tokens
+        self.requests_in_flight += 1
         try:
             yield
         finally:
             self.tokens_in_flight -= num_tokens
+            self.requests_in_flight -= 1
 
     def _check_params(self, params: SamplingParams) -> None:
         if params.options is not None and not self.takes_options:

@@ -117,7 +117,7 @@ class FetchedArm:
         self._sampler = ServeSampler(app_name, model)
 
     async def poll(self, report: ReplicaReport) -> Assignment:
-        return await self._sampler.queue.poll(report)
+        return await self._sampler.poll(report)
 
     async def measure(self, prompts: Prompts, in_flight: int) -> Rate:
         await self._sampler.open()

@@ -15,6 +15,10 @@ def test_pairs_are_spread_and_a_lost_node_costs_nothing() -> None:
     run("several_nodes.py")
 
 
+def test_nodes_sample_for_themselves_and_share_replicas() -> None:
+    run("sampling_nodes.py")
+
+
 def test_what_has_settings_for_its_nodes_lives_on_such_nodes() -> None:
     run("placed_nodes.py")
 

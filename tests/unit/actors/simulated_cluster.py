@@ -21,6 +21,7 @@ from actors.ray_tools import node_watch
 from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
 from actors.rollouts.player import RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.sampling import node_samplers
 from actors.settings import FleetConfig
 from environments import BaseEnv
 from environments.types import TerminationReason, Trajectory
@@ -81,12 +82,13 @@ class Node:
 
 
 class Probe:
-    """Stands in for ``NodeProbe``: where its node is dead, Ray cannot start it again."""
+    """Stands in for ``NodeProbe`` or ``SamplerActor``: where its node is dead, Ray cannot start it again."""
 
     def __init__(self, cluster: Cluster, node: Node | None) -> None:
         self._node = node
         self._calls: list[asyncio.Future[None]] = []
-        self.respond = SimpleNamespace(remote=self._respond)
+        self.respond = self.status = SimpleNamespace(remote=self._respond)
+        self.cancel = SimpleNamespace(remote=lambda _: self._respond())
         if node is not None:
             node.probes.add(self)
 
@@ -121,6 +123,7 @@ class Actor:
         self.ready = SimpleNamespace(remote=self._ready)
         self.run = SimpleNamespace(remote=self._run)
         self.close_pair = SimpleNamespace(remote=self._close_pair)
+        self.connect = SimpleNamespace(remote=self._connect)
         self.end_pair = SimpleNamespace(remote=self._end_pair)
         self._is_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         cluster.waiting.append(self)
@@ -144,6 +147,12 @@ class Actor:
         call = self._call()
         if self.node is not None:
             self.node.say(partial(_settle, call, self.node.name))
+        return call
+
+    def _connect(self, sampler: Any) -> asyncio.Future[Any]:
+        call = self._call()
+        if self.node is not None:
+            self.node.say(partial(_settle, call, None))
         return call
 
     def _call(self) -> asyncio.Future[Any]:
@@ -375,6 +384,15 @@ def simulated_fleet(
     def make_probe(options: dict[str, Any]) -> Probe:
         return Probe(cluster, cluster.nodes.get(options["scheduling_strategy"].node_id))
 
+    def make_sampler(options: dict[str, Any], _: Any) -> Probe:
+        return make_probe(options)
+
+    async def recipe() -> str:
+        return "recipe"
+
+    async def cancel(rollout_id: str) -> None:
+        pass
+
     async def put(trajectory: Trajectory) -> None:
         cluster.delivered.append(trajectory)
 
@@ -386,6 +404,7 @@ def simulated_fleet(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor_factory, "RolloutActor", Options(make_actor))
         patch.setattr(node_watch, "NodeProbe", Options(make_probe))
+        patch.setattr(node_samplers, "SamplerActor", Options(make_sampler))
         patch.setattr(fleet, "draining_nodes", cluster.draining)
         patch.setattr(actor_factory, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)
@@ -396,10 +415,8 @@ def simulated_fleet(
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
         pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
         consumer = SimpleNamespace(put=SimpleNamespace(remote=put))
-        yield fleet_class(
-            pair,
-            None,
-            consumer,
-            RolloutLimits(),
-            FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor),
+        first: Any = SimpleNamespace(
+            recipe=SimpleNamespace(remote=recipe), cancel=SimpleNamespace(remote=cancel)
         )
+        config = FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor)
+        yield fleet_class(pair, first, consumer, RolloutLimits(), config)

@@ -58,7 +58,7 @@ class QuietActor:
     def __init__(self) -> None:
         self.transport = SimpleNamespace(remote=self._transport)
         self.newest = SimpleNamespace(remote=self._nothing)
-        self.newer_than = self.added_after = SimpleNamespace(remote=self._never)
+        self.newer_than = self.samplers_of = SimpleNamespace(remote=self._never)
         self.shared = SimpleNamespace(remote=self._shared)
 
     async def _transport(self) -> WeightTransport:
@@ -67,7 +67,7 @@ class QuietActor:
     async def _nothing(self) -> None:
         return None
 
-    async def _never(self, _: int) -> None:
+    async def _never(self, *_: Any) -> None:
         await asyncio.Event().wait()
 
     async def _shared(self, _: str, __: Any) -> Any:
@@ -116,7 +116,8 @@ def serving(
     # What still goes on when the client ends is cancelled, so the patch ends last.
     with pytest.MonkeyPatch.context() as patch, TestClient(http, base_url="http://localhost") as client:
         patch.setattr(policy_server.ray, "cancel", lambda parts: None)
-        patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
+        context = SimpleNamespace(servable_object=replica, replica_id=SimpleNamespace(unique_id="r"))
+        patch.setattr(serve, "get_replica_context", lambda: context)
         assert client.portal is not None
         client.portal.call(start)
         yield client

@@ -304,24 +304,88 @@ def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytes
     run(test())
 
 
-@pytest.mark.parametrize("version_lag", [0, 1], ids=["newest", "any"])
-def test_replicas_share_what_waits_after_each_publish(version_lag: int) -> None:
+def test_worker_that_leaves_delivers_what_it_has_and_ends() -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+        worker = QueueWorker("r", engine, queue.poll, nothing_new)
+        link = asyncio.create_task(worker.run())
+        engine.go.clear()
+        answer = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams())))
+        await until(lambda: engine.num_begun == 1)
+        worker.leave()
+        late = asyncio.create_task(queue.sample(TokenRequest((2,), SamplingParams())))
+        await asyncio.sleep(0.3)
+        assert not link.done() and engine.num_begun == 1
+        engine.go.set()
+        assert (await answer).token_ids == (1,)
+        await link
+        assert not late.done() and engine.num_cancelled == 0
+        late.cancel()
+
+    run(test())
+
+
+def test_worker_that_is_wanted_again_goes_on() -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+        worker = QueueWorker("r", engine, queue.poll, nothing_new)
+        link = asyncio.create_task(worker.run())
+        worker.leave()
+        worker.leave(False)
+        assert (await queue.sample(TokenRequest((1,), SamplingParams()))).token_ids == (1,)
+        link.cancel()
+
+    run(test())
+
+
+def test_queues_count_what_each_has_at_a_replica() -> None:
+    """One queue has filled one of two replicas; the other one evens that out."""
+
+    async def test() -> None:
+        one, other, engines = RequestQueue("one"), RequestQueue("other"), [EchoEngine(), EchoEngine()]
+        for engine in engines:
+            engine.go.clear()
+        links = [
+            asyncio.create_task(QueueWorker(f"replica {number}", engine, queue.poll, nothing_new).run())
+            for number, engine in enumerate(engines)
+            for queue in ([one, other] if number == 0 else [other])
+        ]
+        await until(lambda: len(other.status().replicas) == 2 and len(one.status().replicas) == 1)
+        requests = [TokenRequest((index + 1, 1, 1), SamplingParams()) for index in range(30)]
+        asked = [asyncio.create_task(one.sample(each)) for each in requests[:10]]
+        await until(lambda: engines[0].num_begun == 10)
+        await asyncio.sleep(1.0)  # a poll of the other queue is due meanwhile
+        asked += [asyncio.create_task(other.sample(each)) for each in requests[10:]]
+        await until(lambda: sum(engine.num_begun for engine in engines) == 30)
+        assert [engine.num_begun for engine in engines] == [15, 15]
+        for task in (*asked, *links):
+            task.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("version_lag", "num_queues"), [(0, 1), (1, 1), (0, 2)], ids=["newest", "any", "two queues"]
+)
+def test_replicas_share_what_waits_after_each_publish(version_lag: int, num_queues: int) -> None:
     """1,024 requests need a second of eight replicas, and eight of one."""
 
     async def test() -> None:
-        queue, engines = RequestQueue("policy"), [PlacesEngine() for _ in range(8)]
+        queues = [RequestQueue("policy") for _ in range(num_queues)]
+        engines = [PlacesEngine() for _ in range(8)]
         workers = [
-            QueueWorker(f"replica {number}", engine, queue.poll, nothing_new)
+            [QueueWorker(f"replica {number}", engine, queue.poll, nothing_new) for queue in queues]
             for number, engine in enumerate(engines)
         ]
-        links = [asyncio.create_task(worker.run()) for worker in workers]
+        links = [asyncio.create_task(worker.run()) for each in workers for worker in each]
 
         async def load(number: int, version: int) -> None:
             await asyncio.sleep(0.005 * number)
             engines[number].version = version
-            workers[number].wake()
+            for worker in workers[number]:
+                worker.wake()
 
-        await until(lambda: len(queue.status().replicas) == 8)
+        await until(lambda: all(len(queue.status().replicas) == 8 for queue in queues))
         seconds = []
         for version in range(1, 4):
             for engine in engines:
@@ -333,10 +397,14 @@ def test_replicas_share_what_waits_after_each_publish(version_lag: int) -> None:
             ]
             loads = [asyncio.create_task(load(number, version)) for number in range(8)]
             start = time.monotonic()
-            answers = [asyncio.create_task(queue.sample(each)) for each in requests]
+            answers = [
+                asyncio.create_task(queues[index % num_queues].sample(each))
+                for index, each in enumerate(requests)
+            ]
             await asyncio.gather(*loads)
             await until(lambda: sum(engine.num_begun for engine in engines) == 1024)
-            assert [engine.num_begun for engine in engines] == [128] * 8
+            most = max(engine.num_begun for engine in engines)
+            assert most <= (128 if num_queues == 1 else 1.1 * 128), most
             for engine in engines:
                 engine.go.set()
             await asyncio.gather(*answers)

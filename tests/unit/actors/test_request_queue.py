@@ -32,9 +32,16 @@ def output(*token_ids: int) -> TokenOutput:
 
 
 async def call(
-    to: RequestQueue, replica: str = "a", answers: Answers = (), version: int = 0, tokens: int = 0
+    to: RequestQueue,
+    replica: str = "a",
+    answers: Answers = (),
+    version: int = 0,
+    tokens: int = 0,
+    num_others: int = 0,
+    is_leaving: bool = False,
 ) -> Assignment:
-    return await to.poll(ReplicaReport(replica, version, answers, EngineStats(num_tokens=tokens)))
+    stats = EngineStats(num_tokens=tokens)
+    return await to.poll(ReplicaReport(replica, version, answers, stats, num_others, is_leaving))
 
 
 def ask(to: RequestQueue, *requests: TokenRequest) -> list[asyncio.Task[TokenOutput]]:
@@ -292,6 +299,35 @@ def test_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
         calls = [asyncio.create_task(call(there, name)) for name in "ab"]
         assert [ids(each) for each in await asyncio.gather(*calls)] == [[], [99]]
         for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_load_of_a_replica_counts_what_others_have_there() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        polls = [asyncio.create_task(call(there, "a", num_others=6)), asyncio.create_task(call(there, "b"))]
+        await asyncio.sleep(0)
+        waiting = ask(there, *map(request, range(10)))
+        assert [len(ids(each)) for each in await asyncio.gather(*polls)] == [2, 8]
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_leaving_replica_answers_what_it_has_and_gets_no_more() -> None:
+    async def test() -> None:
+        there = queue()
+        first, second = ask(there, request(1, session="s")), ask(there, request(2))
+        orders = dict((await fetch(there, 2)).requests)
+        ticket = next(each for each, sent in orders.items() if sent.session_id)
+        later = ask(there, request(3, session="s"))
+        assert ids(await call(there, answers=[(ticket, output(11))], is_leaving=True)) == []
+        assert (await first[0]).token_ids == (11,) and not second[0].done(), "it goes on with the other one"
+        assert ids(await call(there, "b")) == [3], "the conversation goes on with another replica"
+        for each in (*second, *later):
             each.cancel()
 
     run(test())

@@ -31,12 +31,14 @@ def test_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatc
 
 
 def test_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "PAIRING_SECONDS", 0.05)
 
     async def talk() -> list[Any]:
         samplers = plain(directory.SamplerDirectory)
-        nothing = await samplers.added_after(0)
+        nothing = await samplers.samplers_of("replica", 0, [])
+        waiting = asyncio.create_task(samplers.samplers_of("replica", 0, []))
+        await asyncio.sleep(0)
         await samplers.add("sampler")
-        return [nothing, await samplers.added_after(0), await samplers.added_after(1)]
+        return [nothing, await waiting, await samplers.samplers_of("replica", 0, [1])]
 
-    assert asyncio.run(talk()) == [{}, {1: "sampler"}, {}]
+    assert asyncio.run(talk()) == [{}, {1: "sampler"}, {1: "sampler"}]

@@ -41,7 +41,7 @@ PLAYED = (RolloutInPlay("00000001/0001", "n", 60.0, 42.0), RolloutInPlay("000000
 
 def fleet(status: FleetStatus = STATUS, in_play: tuple[RolloutInPlay, ...] = PLAYED) -> FleetReport:
     nothing: Any = None
-    return FleetReport(status, in_play, 0, "SleepyEnv", {"CPU": 2.0, "memory": 0}, (), nothing, nothing)
+    return FleetReport(status, in_play, 0, "SleepyEnv", {"CPU": 2.0, "memory": 0}, (), {}, nothing)
 
 
 def replicas(**changes: Any) -> QueueStatus:

@@ -1,0 +1,159 @@
+"""Sampling actors of a fleet: the first beside the driver, and one on each other node with rollout actors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import ray
+from ray.exceptions import RayError
+
+from actors.ray_tools.placement import on_node, start_actor
+from actors.sampling.queue_worker import CONNECTION
+from actors.sampling.sampler_actor import SamplerActor
+from actors.timing import INSPECTION_SECONDS
+from policies.sampler import QueueStatus, ReplicaStatus
+
+logger = logging.getLogger(__name__)
+
+UNUSED_SECONDS = 30.0
+"""Seconds that a node's sampling actor outlives the last rollout actor there: the next may be on its way."""
+
+
+@dataclass(eq=False, slots=True)
+class _NodeSampler:
+    """Sampling actor of a node, and the rollout actors there."""
+
+    starting: asyncio.Task[ray.actor.ActorHandle]
+    handle: ray.actor.ActorHandle | None = None
+    num_users: int = 0
+    ending: asyncio.TimerHandle | None = None
+
+
+class NodeSamplers:
+    """Starts the sampling actor of a node with the first rollout actor there, and ends it after the last.
+
+    It lives in one asyncio loop. Ray starts an actor anew whose process has died; one on a lost node ends
+    with it, as the rollout actors there do.
+
+    Args:
+        first: the sampling actor of ``first_node``, which the program has started and ends.
+        first_node: Ray's id of that node.
+    """
+
+    def __init__(self, first: ray.actor.ActorHandle, first_node: str) -> None:
+        self.first, self._first_node = first, first_node
+        self._others: dict[str, _NodeSampler] = {}
+
+    @contextmanager
+    def used(self, node: str) -> Iterator[asyncio.Task[ray.actor.ActorHandle] | None]:
+        """The start of the sampling actor of ``node``, to be used in the block.
+
+        ``None`` on the first node: its rollout actors have that sampling actor from their own start on.
+        """
+        if node == self._first_node:
+            yield None
+            return
+        if node not in self._others:
+            self._others[node] = _NodeSampler(asyncio.create_task(self._start(node)))
+        other = self._others[node]
+        other.num_users += 1
+        if other.ending is not None:
+            other.ending.cancel()
+        try:
+            yield other.starting
+        finally:
+            other.num_users -= 1
+            if not other.num_users:
+                other.ending = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._end, node)
+
+    async def _start(self, node: str) -> ray.actor.ActorHandle:
+        """Start the sampling actor of ``node``. The first one stands in where that fails, or may not be.
+
+        A node may lack the tokenizer's files, which otherwise only the driver and the replicas need.
+        """
+        other = self._others[node]
+        try:
+            recipe = await self.first.recipe.remote()
+            if recipe is None:
+                return self.first
+            other.handle = start_actor(SamplerActor, recipe, **on_node(node))
+            await other.handle.status.remote()  # its process is up
+        except RayError as error:
+            logger.warning(
+                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %s",
+                node,
+                error,
+            )
+            other.handle = None
+            return self.first
+        return other.handle
+
+    def _end(self, node: str) -> None:
+        other = self._others.pop(node)
+        other.starting.cancel()
+        if other.handle is not None:
+            ray.kill(other.handle)
+
+    # -- all of them ---------------------------------------------------------------------------------
+
+    def by_node(self) -> dict[str, ray.actor.ActorHandle]:
+        """The sampling actors by Ray's ids of their nodes, the first one first."""
+        others = {node: other.handle for node, other in self._others.items() if other.handle is not None}
+        return {self._first_node: self.first, **others}
+
+    async def cancel(self, session_id: str) -> None:
+        """End what waits for this conversation, wherever it is sampled; a silent node is not waited for."""
+        await _answers(each.cancel.remote(session_id) for each in self.by_node().values())
+
+    async def other_statuses(self) -> list[QueueStatus]:
+        """The counts of all but the first, as far as they answer."""
+        others = list(self.by_node().values())[1:]
+        return [each for each in await _answers(each.status.remote() for each in others) if each is not None]
+
+
+async def _answers(references: Iterable[ray.ObjectRef[QueueStatus | None]]) -> list[QueueStatus | None]:
+    """The results that are there within ``INSPECTION_SECONDS``."""
+    calls: list[asyncio.Future[QueueStatus | None]] = [asyncio.ensure_future(each) for each in references]
+    if not calls:
+        return []
+    done, late = await asyncio.wait(calls, timeout=INSPECTION_SECONDS)
+    for call in late:
+        call.cancel()
+    return [call.result() for call in calls if call in done and call.exception() is None]
+
+
+def combined(statuses: list[QueueStatus]) -> QueueStatus:
+    """The counts of several queues with the same replicas, each of which counts once.
+
+    A single status stays as it is. Queues number their connections to a replica on their own, so a replica is
+    known by its name alone here.
+    """
+    if len(statuses) == 1:
+        return statuses[0]
+    replicas: dict[str, ReplicaStatus] = {}
+    for name, each in ((name, each) for status in statuses for name, each in status.replicas.items()):
+        name = name.partition(CONNECTION)[0]
+        there = replicas.get(name)
+        replicas[name] = each if there is None else _joined(there, each)
+    return QueueStatus(
+        num_waiting=sum(each.num_waiting for each in statuses),
+        num_late_tokens=sum(each.num_late_tokens for each in statuses),
+        replicas=replicas,
+    )
+
+
+def _joined(one: ReplicaStatus, other: ReplicaStatus) -> ReplicaStatus:
+    """A replica as two queues see it: what is newest of both, and the sum of what each counts."""
+    newest = max(one, other, key=lambda each: each.engine.seconds)
+    return replace(
+        newest,
+        version=max(one.version, other.version),
+        is_live=one.is_live or other.is_live,
+        num_running=one.num_running + other.num_running,
+        num_answered=one.num_answered + other.num_answered,
+        silent_seconds=min(one.silent_seconds, other.silent_seconds),
+    )
