@@ -155,8 +155,15 @@ class Slot:
         if sampler is None:
             return True
         connecting = asyncio.create_task(self._connect(sampler))
-        in_time = await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS)
-        return in_time and connecting.exception() is None
+        try:
+            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS):
+                await connecting
+                return True
+            error: object = "its node does not answer"
+        except RayError as died:
+            error = died
+        logger.warning("A rollout actor was lost before it could sample: %s", error)
+        return False
 
     def await_request(self) -> None:
         """Be there for the next request."""

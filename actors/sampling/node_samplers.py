@@ -75,22 +75,21 @@ class NodeSamplers:
 
         A node may lack the tokenizer's files, which otherwise only the driver and the replicas need.
         """
-        other = self._others[node]
         try:
             recipe = await self.first.recipe.remote()
             if recipe is None:
                 return self.first
-            other.handle = start_actor(SamplerActor, recipe, **on_node(node))
-            await other.handle.status.remote()  # its process is up
+            sampler = start_actor(SamplerActor, recipe, **on_node(node))
+            await sampler.status.remote()  # its process is up
         except RayError as error:
             logger.warning(
                 "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %s",
                 node,
                 error,
             )
-            other.handle = None
             return self.first
-        return other.handle
+        self._others[node].handle = sampler
+        return sampler
 
     def _end(self, node: str) -> None:
         other = self._others.pop(node)

@@ -128,7 +128,7 @@ def cpu_seconds() -> list[float]:
     """Seconds of each sampling actor's process, in the order of their ids."""
     raylet = psutil.Process(ray._private.worker._global_node.all_processes["raylet"][0].process.pid)
     title = "ray::SamplerActor"
-    found = [each for each in raylet.children() if " ".join(each.cmdline()).startswith(title)]
+    found = [each for each in raylet.children(recursive=True) if " ".join(each.cmdline()).startswith(title)]
     times = [each.cpu_times() for each in sorted(found, key=lambda each: each.pid)]
     return [each.user + each.system for each in times]
 
