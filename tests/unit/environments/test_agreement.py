@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scripted_judge import judged, serving, verdict
 
-from environments.data.datasets import Dataset
 from environments.agreement import Agreement, agreement, main
+from environments.data.datasets import Dataset
 from environments.rewards.judge import Judge
 from environments.rewards.judge_ledger import JudgeLedger
 
