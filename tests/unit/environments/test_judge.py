@@ -25,6 +25,7 @@ from scripted_judge import (
     slowly,
     verdict,
 )
+from shown_programs import programs
 
 from actors.fingerprint import fingerprint
 from actors.rollouts.time_limit import TimeLimit
@@ -66,6 +67,17 @@ def test_reward_is_the_weighted_share_of_criteria_met() -> None:
     assert judge.ledger.spent == Spent(calls=4, tokens=4 * (TOKENS + 3))
     assert server.bodies[0]["response_format"]["type"] == "json_schema"
     assert (server.bodies[0]["model"], server.bodies[0]["temperature"]) == ("scripted", 0.0)
+
+
+def test_judge_of_the_readme_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = (each for each in programs("environments/README.md") if "Judge(" in each)
+    monkeypatch.setenv("MY_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with serving(by_words) as server:
+        exec(program.replace("http://localhost:8000/v1", server.url), names)
+        assert names["helpful"](TASK, "1969").reward == 0.75
+    assert (tmp_path / "judge.sqlite").is_file() and server.keys == [f"Bearer {KEY}"]
 
 
 def test_judge_is_the_reward_of_an_environment() -> None:
