@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.types import Message
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MAX_FAULT = 500
 """Characters of a server's own words in an error."""
@@ -28,8 +32,8 @@ class Reply(NamedTuple):
 class ChatEndpoint:
     """A model of OpenAI, vLLM, or any server like these; of this run's own server with ``server.http_port``.
 
-    It is plain data, and holds no connection and no key. Each process of a rollout reads the key from its own
-    environment, which on a cluster is that of its node.
+    It is plain data, without a connection and without a key. Each process of a rollout reads the key from
+    its own environment, which on a cluster is that of its node.
     """
 
     base_url: str
@@ -70,13 +74,8 @@ class ChatEndpoint:
         key = self._key()
         body = {"model": self.model, "messages": list(messages), **self.options, **form}
         try:
-            with openai.OpenAI(
-                base_url=self.base_url,
-                api_key=key,
-                timeout=self.timeout_seconds,
-                max_retries=self.retries,
-            ) as client:
-                response: Any = client.post("/chat/completions", cast_to=object, body=body)
+            client = _client(self.base_url, key, self.timeout_seconds, self.retries, os.getpid())
+            response: Any = client.post("/chat/completions", cast_to=object, body=body)
             choice, usage = response["choices"][0], response.get("usage")
             return Reply(
                 text=str(choice["message"].get("content") or "").encode("utf-8", "replace").decode(),
@@ -103,3 +102,11 @@ class ChatEndpoint:
                 "set in the environment of this process: set it on each node, before Ray is started there."
             )
         return key
+
+
+@functools.lru_cache(maxsize=16)
+def _client(base_url: str, key: str, timeout_seconds: float, retries: int, process_id: int) -> OpenAI:
+    """The client of this process: a forked one has connections of its own, and making one takes 20 ms."""
+    import openai
+
+    return openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout_seconds, max_retries=retries)

@@ -161,17 +161,13 @@ def test_tokens_that_nobody_counts_are_no_budget() -> None:
             made(server, ledger=JudgeLedger(max_tokens=9))(TASK, "1969")
 
 
-@pytest.mark.parametrize(
-    ("start", "is_shared", "num_calls"), [("spawn", True, 5), ("fork", True, 5), ("fork", False, 8)]
-)
+@pytest.mark.parametrize(("is_shared", "num_calls"), [(True, 5), (False, 8)])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_processes_share_the_budget_of_a_file_alone(
-    tmp_path: Path, start: str, is_shared: bool, num_calls: int
-) -> None:
+def test_processes_share_the_budget_of_a_file_alone(tmp_path: Path, is_shared: bool, num_calls: int) -> None:
     with serving(by_words) as server:
         ledger = JudgeLedger(tmp_path / "judge.sqlite" if is_shared else None, max_calls=5)
         pickled = cloudpickle.dumps(made(server, ledger=ledger))
-        context: Any = multiprocessing.get_context(start)
+        context = multiprocessing.get_context("fork")
         results = context.Queue()
         answers = [f"answer {number}" for number in range(8)]
         players = [
