@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from typing import Any
 
 from environments.chat_endpoint import ChatEndpoint
@@ -88,13 +89,14 @@ def slowly(body: dict[str, Any], number: int) -> str:
 
 
 def judge_each(pickled: bytes, task: dict[str, Any], answers: list[str], results: Any) -> None:
-    """Put the number of answers without a verdict into a queue, in a process of its own."""
-    judge, failures = pickle.loads(pickled), 0
-    for answer in answers:
+    """Put each judge's number of answers without a verdict into a queue, from a process of its own."""
+    judges = pickle.loads(pickled)
+    failures = [0] * len(judges)
+    for index, answer in product(range(len(judges)), answers):
         try:
-            judge(task, answer)
+            judges[index](task, answer)
         except EnvironmentFailure:
-            failures += 1
+            failures[index] += 1
     results.put(failures)
 
 

@@ -161,13 +161,11 @@ def test_tokens_that_nobody_counts_are_no_budget() -> None:
             made(server, ledger=JudgeLedger(max_tokens=9))(TASK, "1969")
 
 
-@pytest.mark.parametrize(("is_shared", "num_calls"), [(True, 5), (False, 8)])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_processes_share_the_budget_of_a_file_alone(tmp_path: Path, is_shared: bool, num_calls: int) -> None:
+def test_processes_share_the_budget_of_a_file_alone(tmp_path: Path) -> None:
     with serving(by_words) as server:
-        ledger = JudgeLedger(tmp_path / "judge.sqlite" if is_shared else None, max_calls=5)
-        pickled = cloudpickle.dumps(made(server, ledger=ledger))
-        context = multiprocessing.get_context("fork")
+        shared, own = JudgeLedger(tmp_path / "judge.sqlite", max_calls=5), JudgeLedger(max_calls=5)
+        pickled = cloudpickle.dumps([made(server, ledger=each) for each in (shared, own)])
+        context = multiprocessing.get_context("spawn")  # as Ray starts actors
         results = context.Queue()
         answers = [f"answer {number}" for number in range(8)]
         players = [
@@ -176,13 +174,13 @@ def test_processes_share_the_budget_of_a_file_alone(tmp_path: Path, is_shared: b
         ]
         for player in players:
             player.start()
-        failures = sum(results.get(timeout=120) for _ in players)
+        failures = [results.get(timeout=240) for _ in players]
         for player in players:
             player.join(60)
-        assert (len(server.bodies), failures) == (num_calls, 8 - num_calls)
-        if is_shared:
-            assert ledger.spent == Spent(5, 5 * (TOKENS + 3))
-            assert pickle.loads(pickled).ledger.spent == ledger.spent, "also after a restart"
+    assert [sum(each) for each in zip(*failures, strict=True)] == [3, 0]
+    assert len(server.bodies) == 5 + 8
+    assert (shared.spent, own.spent) == (Spent(5, 5 * (TOKENS + 3)), Spent(0, 0))
+    assert JudgeLedger(tmp_path / "judge.sqlite").spent == shared.spent, "also after a restart"
 
 
 def test_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
