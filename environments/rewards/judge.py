@@ -155,7 +155,7 @@ class Judge:
                 if reply.finish_reason == "length":
                     raise ValueError("the limit of tokens in the endpoint's options has cut it")
                 verdict = read_verdict(reply.text, num_criteria)
-                if _without_spaces(reply.text) in _without_spaces(answer):
+                if _without_spaces(_object_text(reply.text)) in _without_spaces(answer):
                     raise ValueError("it repeats a part of the answer")
             except ValueError as error:
                 fault = f"{error}: {reply.text[:MAX_NONSENSE]!r}"
@@ -201,10 +201,8 @@ def read_verdict(text: str, num_criteria: int) -> Verdict:
     Raises:
         ValueError: it is none.
     """
-    plain = split_thought(text)[1].strip()
-    fenced = _FENCE.fullmatch(plain)
     try:
-        pairs = json.loads(fenced[1] if fenced else plain, object_pairs_hook=list)
+        pairs = json.loads(_object_text(text), object_pairs_hook=list)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     numbers = [str(number) for number in range(1, num_criteria + 1)]
@@ -253,6 +251,13 @@ def graded(function: Callable[[T], R], items: Iterable[T], reward_fn: RewardFunc
         return [function(each) for each in items]
     with ThreadPoolExecutor(reward_fn.concurrency) as pool:
         return list(pool.map(function, items))
+
+
+def _object_text(reply: str) -> str:
+    """``reply`` without a thought before it and a fence around it."""
+    plain = split_thought(reply)[1].strip()
+    fenced = _FENCE.fullmatch(plain)
+    return fenced[1] if fenced else plain
 
 
 def _without_spaces(text: str) -> str:

@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 import ray
 from echo_engine import EchoServer, Mischief, make_engine, play
-from scripted_judge import judged, serving, verdict
 
 from actors.engine import AgentExecutionEngine
 from environments import (
     ActorNeeds,
     Dataset,
-    SingleTurnEnvironment,
     TerminationReason,
     ToolEnvironment,
     Trajectory,
@@ -30,8 +28,6 @@ from environments import (
     read_trajectories,
 )
 from environments.errors import ConfigError, SamplerError
-from environments.rewards.judge import Judge
-from environments.rewards.judge_ledger import JudgeLedger
 from policies import ToolAgent
 
 HANG_SECONDS = 15.0
@@ -366,31 +362,6 @@ def test_what_an_environment_needs_reaches_its_process(ray_cluster: None, server
     with make_engine(server.base_url, env_class=Configured, n_parallel_agents=1) as engine:
         (trajectory,) = play(engine, [{"question": "a"}])
     assert (trajectory.reward, trajectory.steps[0].info["emulator"]) == (0.5, "on")
-
-
-def test_judge_in_rollout_actors_gives_a_verdict_or_a_failure(
-    ray_cluster: None, server: EchoServer, tmp_path: Path
-) -> None:
-    def script(body: dict[str, Any], number: int) -> Any:
-        answer = judged(body)["answer"]
-        return (500, {"error": {"message": "out of order"}}) if answer == "odd" else verdict(answer == "good")
-
-    answers = ["good", "bad", "odd", "good"]
-    with serving(script) as endpoint:
-        ledger = JudgeLedger(tmp_path / "judge.sqlite")
-        judge = Judge(endpoint.endpoint(retries=0), {"It is good.": 1.0}, ledger=ledger)
-        environment = {"env_class": SingleTurnEnvironment, "env_args": {"reward_fn": judge}}
-        with make_engine(server.base_url, **environment) as engine:
-            trajectories = play(engine, [{"question": answer} for answer in answers])
-    odd = trajectories.pop(2)
-    assert (odd.termination_reason, odd.failed) == (TerminationReason.ENV_ERROR, True)
-    assert "out of order" in (odd.error or "") and endpoint.url in (odd.error or "")
-    assert [(each.reward, each.is_correct) for each in trajectories] == [
-        (1.0, True),
-        (0.0, False),
-        (1.0, True),
-    ]
-    assert ledger.spent.calls == len(endpoint.bodies), "the actors share the file"
 
 
 def test_structured_tool_calls_reach_the_agent(ray_cluster: None, server: EchoServer) -> None:
