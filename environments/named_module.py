@@ -81,6 +81,25 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
     return found
 
 
+def load_function(setting: str, name: str) -> Callable[..., Any]:
+    """The function, or other object that can be called, that a setting names as "module:function".
+
+    Args:
+        setting: with its value, for messages, such as "--reward my_rewards:strict".
+
+    Raises:
+        ConfigError: there is no such module or function, or the module's code fails.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f'{setting} names no function: write "module:function".')
+    found = vars(load_module(setting, module_name)).get(function_name)
+    if not callable(found):
+        raise ConfigError(f"{setting}: {module_name} has no function {function_name!r}. Define it there.")
+    function: Callable[..., Any] = found
+    return function
+
+
 def call_own(setting: str, function: Callable[..., T], *arguments: Any) -> T:
     """Return what ``function`` returns, which runs a user's code.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from environments.base import Task, TaskEnvironment, required_reward_fn
 from environments.errors import AgentError, ConfigError
-from environments.rewards.base import RewardFunction, judge
+from environments.rewards.base import RewardFunction, RewardOutput, judge
 from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
 from environments.tools.mcp.tool import MCPServer
@@ -28,11 +28,23 @@ class ToolEnvironment(TaskEnvironment):
     no answer, the episode ends with reward 0. Its calls are not run, since the model would never read the
     results, and they are not judged, since they are no answer.
 
+    ``step_reward_fn``, a function or a judge, rewards each step whose calls were run. Its action is the steps
+    of the episode so far as JSON, a list of ``{"calls": ..., "outputs": ...}``, of which the last one is
+    judged; with ``algorithm.credit=per_step`` each step learns from what came from it on. Let ``reward_fn``
+    say ``is_correct`` then: else a step's reward alone makes a success. Process rewards: Lightman et al.
+    2023, "Let's Verify Step by Step".
+
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
     1 if the episode's answer is a success by the reward function: ``is_correct``, else a reward above 0.
     """
 
-    own_arguments: ClassVar[Collection[str]] = ("tools", "tool_map", "reward_fn", "max_steps")
+    own_arguments: ClassVar[Collection[str]] = (
+        "tools",
+        "tool_map",
+        "reward_fn",
+        "max_steps",
+        "step_reward_fn",
+    )
 
     def __init__(
         self,
@@ -41,6 +53,7 @@ class ToolEnvironment(TaskEnvironment):
         tool_map: Mapping[str, NamedToolSource] | None = None,
         reward_fn: RewardFunction | None = None,
         max_steps: int = 10,
+        step_reward_fn: RewardFunction | None = None,
     ) -> None:
         if max_steps < 1:
             raise ConfigError(f"max_steps={max_steps} leaves no step for an answer: use 1 and above.")
@@ -53,6 +66,7 @@ class ToolEnvironment(TaskEnvironment):
                 )
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
+        self.step_reward_fn = step_reward_fn
         self._count_from_zero()
 
     def reset(self) -> tuple[Task, dict[str, Any]]:
@@ -89,7 +103,16 @@ class ToolEnvironment(TaskEnvironment):
         outputs: dict[str, str] = {}
         for call_id, call in calls:
             outputs[_free_id(call_id, outputs)] = self._run(call).to_string()
-        return {"tool_outputs": outputs}, 0.0, False, {"response": action, "metadata": {}}
+        verdict = self._step_verdict(action, outputs)
+        info = {"response": action, "metadata": verdict.metadata}
+        return {"tool_outputs": outputs}, verdict.reward, False, info
+
+    def _step_verdict(self, action: Any, outputs: dict[str, str]) -> RewardOutput:
+        if self.step_reward_fn is None:
+            return RewardOutput(0.0)
+        self._steps.append({"calls": action, "outputs": outputs})
+        text = json.dumps(self._steps).replace("<", "\\u003c")  # a page with <think> is no thought
+        return judge(self.step_reward_fn, self.task, text)
 
     def compute_metrics(self) -> dict[str, float]:
         if not self._called:
@@ -101,6 +124,7 @@ class ToolEnvironment(TaskEnvironment):
         self.step_count = 0
         self._called = False
         self._reward_output = None
+        self._steps: list[dict[str, Any]] = []
 
     def _run(self, call: Read) -> ToolOutput:
         if isinstance(call, ToolOutput):

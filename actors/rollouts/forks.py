@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from environments.errors import ConfigError
-from environments.named_module import load_module
+from environments.named_module import load_function
 from environments.types import Step
 
 EVERY = re.compile(r"every ([1-9]\d*)")
@@ -74,17 +73,12 @@ def chooser(at: str) -> ChooseTurns:
         return lambda steps, num_forks, max_steps: _every(distance, num_forks, max_steps)
     if at == ENTROPY:
         return _most_uncertain
-    module, _, name = at.partition(":")
-    if not module or not name:
+    if ":" not in at:
         raise ConfigError(
             f'rollout.forks.at={at!r} chooses no turns: use "every 2", {ENTROPY}, or a function of your own '
             'as "module:function".'
         )
-    function: Any = vars(load_module(f"rollout.forks.at={at!r}", module)).get(name)
-    if not callable(function):
-        raise ConfigError(f"rollout.forks.at={at!r}: {module} has no function {name!r}. Define it there.")
-    chosen: ChooseTurns = function
-    return chosen
+    return load_function(f"rollout.forks.at={at!r}", at)
 
 
 def _every(distance: int, num_forks: int, max_steps: int) -> list[int]:

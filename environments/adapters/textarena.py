@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from environments.adapters import foreign, unknown
 from environments.base import BaseEnv, split_info
+from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.thoughts import split_thought
 
@@ -176,21 +177,11 @@ class PolicyOpponent:
 
     def __call__(self, observation: str) -> str:
         """Return the answer to ``observation`` without its thought, or raise an EnvironmentFailure."""
-        import openai
-
-        try:
-            with openai.OpenAI(
-                base_url=self.base_url, api_key="none", timeout=self.timeout_seconds, max_retries=2
-            ) as client:
-                reply = client.chat.completions.create(
-                    model=self.model,
-                    messages=[{"role": "user", "content": observation}],
-                    temperature=self.temperature,
-                    max_tokens=self.max_tokens,
-                )
-        except openai.OpenAIError as error:
-            raise EnvironmentFailure(f"The opponent at {self.base_url} does not answer: {error}") from error
-        return split_thought(reply.choices[0].message.content or "")[1]
+        options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        endpoint = ChatEndpoint(
+            self.base_url, self.model, options=options, timeout_seconds=self.timeout_seconds
+        )
+        return split_thought(endpoint.reply([{"role": "user", "content": observation}]).text)[1]
 
 
 def _make(env_id: str, game_args: dict[str, Any]) -> Any:

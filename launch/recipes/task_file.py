@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
@@ -28,7 +27,7 @@ from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import named_columns
 from environments.errors import ConfigError
-from environments.named_module import load_class, load_module
+from environments.named_module import load_class, load_function
 from environments.rewards import (
     RewardFunction,
     code_reward_fn,
@@ -240,11 +239,6 @@ def _reward(name: str | None) -> RewardFunction:
         raise ConfigError(f"A dataset needs a reward function: set reward=math, for example. {choices}")
     if name in REWARDS:
         return REWARDS[name]
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
+    if ":" not in name:
         raise ConfigError(f"reward={name!r} is unknown. {choices}")
-    found: Any = vars(load_module(f"reward={name!r}", module_name)).get(function_name)
-    if not callable(found):
-        raise ConfigError(f"reward={name!r}: {module_name} has no function {function_name!r}.")
-    function: RewardFunction = found
-    return function
+    return load_function(f"reward={name!r}", name)

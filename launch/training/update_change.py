@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from environments.errors import ConfigError
-from environments.named_module import load_module
+from environments.named_module import load_function
 from environments.regrading import regraded
 from environments.rewards.base import RewardFunction
+from environments.rewards.judge import graded
 from environments.types import TrajectoryGroup
 from launch.settings.compose import named_settings
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -73,11 +74,12 @@ class Change:
 
         Raises:
             ConfigError: there is no such reward function, or the update has no such group.
+            EnvironmentFailure: it gives no verdict, such as a judge that cannot be reached.
         """
         changed = list(groups)
         if self.reward is not None:
-            reward_fn = reward_function(self.reward)
-            changed = [regraded_group(each, reward_fn) for each in groups]
+            reward_fn = load_function(f"--reward {self.reward}", self.reward)
+            changed = graded(lambda each: regraded_group(each, reward_fn), groups, reward_fn)
         if self.without is None:
             return changed
         name = group_name(self.without)
@@ -85,17 +87,6 @@ class Change:
             names = ", ".join(each.group_id for each in groups)
             raise ConfigError(f"--without {self.without}: the update has the groups {names}.")
         return [masked_group(each) if each.group_id == name else each for each in changed]
-
-
-def reward_function(name: str) -> RewardFunction:
-    """The reward function that "module:function" names. Raises ``ConfigError`` if there is none."""
-    module_name, _, function = name.partition(":")
-    setting = f"--reward {name}"
-    found = vars(load_module(setting, module_name)).get(function)
-    if not callable(found):
-        raise ConfigError(f'{setting} names no function: write "module:function".')
-    reward_fn: RewardFunction = found
-    return reward_fn
 
 
 def regraded_group(group: TrajectoryGroup, reward_fn: RewardFunction) -> TrajectoryGroup:

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from machine import is_running, wait_until
+from scripted_judge import judged, serving, verdict
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.pair_process import PairProcess, Zygote
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.time_limit import TimeLimitReached
-from environments.base import BaseEnv
+from environments.base import BaseEnv, SingleTurnEnvironment
 from environments.errors import SamplerError
+from environments.rewards.judge import Judge
 from environments.types import Completion, StepEvent, TerminationReason
 from policies import GameAgent
 from policies.sampler import SampleRequest
@@ -233,3 +235,26 @@ def test_module_that_starts_a_thread_is_named(tmp_path: Path, monkeypatch: pytes
     environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
     with pytest.raises(RuntimeError, match=r"game and threaded_world cannot .* has started 1 thread\(s\)"):
         Zygote(Pair(agent_class=GameAgent, env_class=environment))
+
+
+def test_judge_in_a_forked_pair_gives_a_verdict_or_a_failure() -> None:
+    def script(body: dict[str, Any], number: int) -> Any:
+        question = judged(body)["task"]["question"]
+        return (503, {"error": {"message": "no judge"}}) if question == "odd" else verdict(question == "good")
+
+    with serving(script) as server:
+        judge = Judge(server.endpoint(retries=0), {"It is good.": 1.0})
+        pair = Pair(agent_class=GameAgent, env_class=SingleTurnEnvironment, env_args={"reward_fn": judge})
+        zygote = Zygote(pair)
+        process = PairProcess(zygote, pair, replace(LIMITS, timeout_seconds=120), EchoLink())
+        tasks = [{"question": question} for question in ("good", "bad", "odd", "good")]
+        played = [
+            process.run(RolloutRequest(rollout_id="g/0", group_id="g", task=task), 1, ()).trajectory
+            for task in tasks
+        ]
+        process.end()
+        zygote.end()
+    odd = played.pop(2)
+    assert odd.termination_reason is TerminationReason.ENV_ERROR and "no judge" in (odd.error or "")
+    assert [(each.reward, each.is_correct) for each in played] == [(1.0, True), (0.0, False), (1.0, True)]
+    assert len(server.bodies) == 3, "the same task and answer is judged once in a process"

@@ -141,6 +141,27 @@ def test_reset_gives_all_steps_back():
         outputs(env, [call("calculator", {"expression": "1"})])
 
 
+def test_step_with_calls_has_the_reward_of_its_own_function():
+    def last_output(task_info, action):
+        assert task_info == TASK and "<" not in action
+        steps = json.loads(action)
+        return RewardOutput(float(len(steps[-1]["outputs"]["c0"])), {"steps": steps})
+
+    env = ToolEnvironment(TASK, tools=[Shout()], reward_fn=math_reward_fn, step_reward_fn=last_output)
+    for _ in range(2):
+        env.reset()
+        first, second = (env.step([call("shout", {"text": text})]) for text in ("<think>", "ab"))
+        assert [first[1], second[1]] == [7.0, 2.0]
+        shown = second[3]["metadata"]["steps"]
+        assert [each["outputs"]["c0"] for each in shown] == ["<THINK>", "AB"]
+        assert env.step(r"\boxed{1271}")[1] == 1.0, "the answer has its own"
+
+
+def test_calls_that_are_not_run_have_no_reward_of_a_step():
+    env = calculator_env(step_reward_fn=never, max_steps=1)
+    assert env.step([call("calculator", '{"expression": "1"}')])[1:3] == (0.0, True)
+
+
 @pytest.mark.parametrize("action", [None, 5, []])
 def test_action_that_is_neither_text_nor_calls_is_agents_fault(action):
     with pytest.raises(AgentError, match="got the action"):

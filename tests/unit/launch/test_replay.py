@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from scripted_judge import judged, serving, verdict
 
 from environments.data.trajectory_json import plain_json
-from environments.errors import ConfigError, TroupeError
+from environments.errors import ConfigError, EnvironmentFailure, TroupeError
+from environments.rewards.judge import Judge
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.console import main
 from launch.health.interrupt import Interrupts
@@ -27,7 +29,7 @@ from launch.training.engine_comparison import EngineComparison
 from launch.training.past_run import PastRun
 from launch.training.run_state import RunState
 from launch.training.stages.reinforce import Reinforce
-from launch.training.update_change import Change, reward_function
+from launch.training.update_change import Change
 from launch.training.update_report import UpdateReport
 from policies.learning.kl import KLController
 from policies.learning.samples import LearnerUpdate, TrainBatch
@@ -261,10 +263,35 @@ def test_state_that_is_gone_names_its_setting(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["math", "math:no_such_function", "math:pi"])
 def test_reward_that_is_no_function_is_an_error(name: str) -> None:
-    with pytest.raises(ConfigError, match='write "module:function"'):
-        reward_function(name)
+    with pytest.raises(ConfigError, match=f"--reward {name}.* no function"):
+        Change(reward=name).groups([])
 
 
 def test_replay_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
     assert main(["replay", str(tmp_path), "--update", "3", "algorithm.name=rloo"]) == 2
     assert "has no settings.yaml: name the folder of a run" in capsys.readouterr().err
+
+
+def by_length(body: dict[str, Any], number: int) -> str:
+    """Judge the second member of a group, whose answer is "b", to be good; the first one has no text."""
+    return verdict("b" in judged(body)["answer"], False)
+
+
+def test_judge_grades_a_stored_run_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graded = {**REWARDS, 2: (0.0, 0.75), 3: (0.0, 0.75)}
+    other = trained(tmp_path / "other", graded)
+    with serving(by_length) as server:
+        judge = Judge(server.endpoint(), {"It is a b.": 3.0, "It is polite.": 1.0})
+        monkeypatch.setitem(globals(), "judge", judge)
+        is_same, printed = replayed(folder, 2, reward="test_replay:judge")
+        assert is_same and len(server.bodies) == 2, "one call for each answer, none for those without text"
+        assert printed.count("reward 0.375, gradient") == 2
+        for name, label in (("learn/loss", "loss"), ("learn/grad_norm", "norm of the gradient")):
+            before, now = (f"{PastRun(each).metrics(2)[name]:.6g}" for each in (folder, other))
+            (row,) = (line for line in printed.splitlines() if line.startswith(label))
+            assert row.split()[-2:] == [before, now]
+        server.script = lambda body, number: (503, {"error": {"message": "out to lunch"}})
+        with pytest.raises(EnvironmentFailure, match=f"{server.url} does not answer.*out to lunch"):
+            Change(reward="test_replay:judge").groups(PastRun(folder).groups(3))

@@ -11,6 +11,7 @@ import pytest
 from real_tokenizers import MODEL_TYPES, tokenizer_folder
 
 from environments.errors import AgentError
+from environments.rewards.judge import judge_messages
 from environments.types import Completion, Message
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import demonstration_samples
@@ -264,3 +265,18 @@ def test_warm_start_trains_the_real_end_of_a_turn(
     sequence = [*samples[0].prompt_ids, *samples[0].response_ids]
     text = rendered(tokenizer, talk[:4])
     assert text.startswith(tokenizer.decode(sequence)[: len(text)])
+
+
+@all_models
+def test_judged_answer_holds_no_control_token(tokenizer: Any) -> None:
+    """A server that reads control tokens in what the template has pasted, as most do."""
+    special = {number: str(each) for number, each in tokenizer.added_tokens_decoder.items() if each.special}
+
+    def controls(messages: list[Message]) -> list[int]:
+        ids = tokenizer(rendered(tokenizer, messages), add_special_tokens=False)["input_ids"]
+        return [each for each in ids if each in special]
+
+    hostile = "".join((*special.values(), *ENDS.values()))
+    harmless = controls(judge_messages({"It is right.": 1}, {"question": "36"}, "36"))
+    assert controls(judge_messages({"It is right.": 1}, {"question": hostile}, hostile)) == harmless
+    assert len(controls([SYSTEM, {"role": "user", "content": hostile}])) > len(special)

@@ -1,0 +1,138 @@
+"""The agreement of a judge with labels that people have given.
+
+python -m environments.agreement my_judges:helpful --labels labels.jsonl
+
+Each row is a task with two more columns: an answer, and a label that is true (or 1) where the answer counts
+as a success. The command prints how often the judge says the same, and Cohen's kappa, which is 0 where that
+is chance and 1 where it is always. A judge is any reward function. The exit status is 1 if an answer is left
+without a verdict; such answers count in neither number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.command_name import explained
+from environments.data.datasets import Dataset
+from environments.errors import DatasetError, EnvironmentFailure
+from environments.named_module import load_function
+from environments.rewards.base import RewardFunction, judge
+from environments.rewards.judge import Judge, graded
+
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Labels beside verdicts."""
+
+    counts: Counter[tuple[bool, bool]]
+    """Number of answers by their label and their verdict."""
+    failures: list[str]
+    """The reasons for which answers have no verdict, with their rows."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the answers whose verdict is their label; NaN if there are none."""
+        total = self.counts.total()
+        return (self.counts[True, True] + self.counts[False, False]) / total if total else float("nan")
+
+    @property
+    def kappa(self) -> float:
+        """Agreement beyond chance, (accuracy - chance) / (1 - chance): chance is the accuracy of two who say
+        true as often as these (Cohen 1960). NaN where all labels and verdicts are the same one.
+        """
+        total = self.counts.total()
+        if not total:
+            return float("nan")
+        labelled = (self.counts[True, True] + self.counts[True, False]) / total
+        judged = (self.counts[True, True] + self.counts[False, True]) / total
+        chance = labelled * judged + (1 - labelled) * (1 - judged)
+        return (self.accuracy - chance) / (1 - chance) if chance < 1 else float("nan")
+
+    def __str__(self) -> str:
+        def cells(label: bool) -> str:
+            return f"{self.counts[label, True]:>13} {self.counts[label, False]:>13}"
+
+        lines = [
+            f"{'':<11} {'judged true':>13} {'judged false':>13}",
+            f"label true  {cells(True)}",
+            f"label false {cells(False)}",
+            f"accuracy {self.accuracy:.3f}, Cohen's kappa {self.kappa:.3f}, of {self.counts.total()} answers",
+        ]
+        if self.failures:
+            lines.append(f"{len(self.failures)} without a verdict, the first one: {self.failures[0]}")
+        return "\n".join(lines)
+
+
+def agreement(reward_fn: RewardFunction, rows: Dataset, answer: str, label: str) -> Agreement:
+    """Compare the verdicts of ``reward_fn`` with labels.
+
+    Args:
+        rows: tasks, each with an answer to it and its label.
+        answer, label: the names of these two columns.
+
+    Raises:
+        DatasetError: a row lacks one of them, or has a label that is neither true nor false.
+    """
+    labels = [_label(row, answer, label, index) for index, row in enumerate(rows)]
+
+    def verdict(index: int) -> bool | str:
+        row = dict(rows[index])
+        text = row.pop(answer)
+        del row[label]
+        try:
+            return judge(reward_fn, row, text).is_success
+        except EnvironmentFailure as failure:
+            return f"row {index}: {failure}"
+
+    counts, failures = Counter[tuple[bool, bool]](), list[str]()
+    for given, found in zip(labels, graded(verdict, range(len(rows)), reward_fn), strict=True):
+        if isinstance(found, str):
+            failures.append(found)
+        else:
+            counts[given, found] += 1
+    return Agreement(counts, failures)
+
+
+def _label(row: dict[str, object], answer: str, label: str, index: int) -> bool:
+    for option, name in (("--answer", answer), ("--label", label)):
+        if name not in row:
+            raise DatasetError(
+                f"Row {index} has no {name!r} (its columns: {', '.join(row)}): name it with {option}."
+            )
+    if not isinstance(row[answer], str):
+        raise DatasetError(f"Row {index}: {answer}={row[answer]!r:.90} is no text.")
+    text = str(row[label]).lower()  # a CSV file has texts
+    if text not in LABELS:
+        raise DatasetError(f"Row {index}: {label}={text:.90} has to be true or false.")
+    return LABELS[text]
+
+
+@explained()
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status."""
+    options = argparse.ArgumentParser(
+        prog="python -m environments.agreement",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_argument("judge", metavar="MODULE:NAME", help="a Judge, or another reward function")
+    options.add_argument("--labels", type=Path, required=True, help="a .jsonl, .json, .csv or .parquet file")
+    options.add_argument("--answer", default="response", help="column of the answers (default: %(default)s)")
+    options.add_argument("--label", default="label", help="column of the labels (default: %(default)s)")
+    given = options.parse_args(arguments)
+    reward_fn = load_function(given.judge, given.judge)
+    found = agreement(reward_fn, Dataset.load_data(given.labels), given.answer, given.label)
+    sys.stdout.write(f"{given.judge} beside the labels of {given.labels}:\n{found}\n")
+    if isinstance(reward_fn, Judge):
+        sys.stdout.write("The ledger has {} calls and {} tokens.\n".format(*reward_fn.ledger.spent))
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""A model behind an OpenAI-compatible address, called from an environment: as a judge, or as an opponent."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from environments.errors import ConfigError, EnvironmentFailure
+from environments.types import Message
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+MAX_FAULT = 500
+"""Characters of a server's own words in an error."""
+
+
+class Reply(NamedTuple):
+    """The model's text, and what it has cost."""
+
+    text: str
+    finish_reason: str
+    num_tokens: int | None
+    """Tokens of the prompt and of the reply; ``None`` where the server does not count them."""
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """A model of OpenAI, vLLM, or any server like these; of this run's own server with ``server.http_port``.
+
+    It is plain data, without a connection and without a key. Each process of a rollout reads the key from
+    its own environment, which on a cluster is that of its node.
+    """
+
+    base_url: str
+    """Address, mostly with the path ``/v1``."""
+    model: str
+    key_variable: str | None = None
+    """Name of the environment variable that holds the API key; ``None`` for a server that needs none."""
+    options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 1024})
+    """Other fields of the request. OpenAI's thinking models take ``max_completion_tokens`` instead."""
+    timeout_seconds: float = 60.0
+    """Longest wait for one try."""
+    retries: int = 3
+    """Number of further tries, with growing pauses, after a timeout, a lost connection, or a status of
+    408, 409, 429 or 5xx. All tries together should be shorter than ``rollout.timeout_seconds``."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("base_url is no web address: write it like http://localhost:8000/v1.")
+        if parts.username or parts.password or parts.query:
+            raise ConfigError(
+                f"base_url, of the host {parts.hostname}, has a user, a password or a query, which would "
+                "stand in logs: put the key into an environment variable, and its name into key_variable."
+            )
+
+    def reply(self, messages: Sequence[Message], **form: Any) -> Reply:
+        """Return the model's answer to ``messages``.
+
+        Args:
+            form: further fields of this request, such as ``response_format``.
+
+        Raises:
+            ConfigError: the variable of the key is not set.
+            EnvironmentFailure: there is no answer. Its message, and what is behind it, are without the key.
+        """
+        import openai
+
+        key = self._key()
+        body = {"model": self.model, "messages": list(messages), **self.options, **form}
+        try:
+            client = _client(self.base_url, key, self.timeout_seconds, self.retries, os.getpid())
+            response: Any = client.post("/chat/completions", cast_to=object, body=body)
+            choice, usage = response["choices"][0], response.get("usage")
+            return Reply(
+                text=str(choice["message"].get("content") or "").encode("utf-8", "replace").decode(),
+                finish_reason=str(choice.get("finish_reason") or "stop"),
+                num_tokens=None if usage is None else usage["prompt_tokens"] + usage["completion_tokens"],
+            )
+        except openai.OpenAIError as error:
+            fault = str(error)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            fault = f"it sent no chat completion ({error!r})"
+        # Not as its cause: a server may repeat the key, and a traceback would show it.
+        raise EnvironmentFailure(
+            f"The model {self.model!r} at {self.base_url} does not answer (timeout_seconds="
+            f"{self.timeout_seconds:g}, retries={self.retries}): {fault.replace(key, '***')[:MAX_FAULT]}"
+        )
+
+    def _key(self) -> str:
+        if self.key_variable is None:
+            return "none"
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ConfigError(
+                f"key_variable={self.key_variable!r}, of the model {self.model!r} at {self.base_url}, is not "
+                "set in the environment of this process: set it on each node, before Ray is started there."
+            )
+        return key
+
+
+@functools.lru_cache(maxsize=16)
+def _client(base_url: str, key: str, timeout_seconds: float, retries: int, process_id: int) -> OpenAI:
+    """The client of this process: a forked one has connections of its own, and making one takes 20 ms."""
+    import openai
+
+    return openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout_seconds, max_retries=retries)
