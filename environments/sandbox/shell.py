@@ -56,8 +56,14 @@ class Shell:
         Raises:
             EnvironmentFailure: the sandbox itself failed.
         """
-        request = {"trees": self.trees, "kept": list(self.trees if kept is None else kept), "cwd": self.cwd}
-        request |= {"command": command, "seconds": seconds, "variables": self.variables}
+        request = {
+            "trees": self.trees,
+            "kept": list(self.trees if kept is None else kept),
+            "variables": self.variables,
+            "cwd": self.cwd,
+            "command": command,
+            "seconds": seconds,
+        }
         allowed = seconds + _PACKING_SECONDS
         limits = replace(self.limits, timeout_seconds=allowed, cpu_seconds=math.ceil(allowed))
         result = self.sandbox.run(_SOURCE, json.dumps(request), limits)

@@ -178,3 +178,17 @@ def test_tasks_for_programs_elsewhere_are_not_tried_out(
 def test_data_without_questions_are_rejected(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DatasetError, match=re.escape(message)):
         named_columns(Dataset(rows), "tasks.jsonl")
+
+
+def test_folder_of_harbor_tasks_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = Path(__file__).parents[2] / "harbor_tasks"
+    workload = made(f"workload=harbor:{tasks}")
+    check_classes(workload)
+    assert f"harbor:{tasks}: 2 tasks; 1 cannot be played." in (output := capsys.readouterr().out)
+    assert "Dockerfile, line 4: RUN make cannot be followed" in output
+    shown, reward = played(workload, "I give up.")
+    assert '"name": "shell"' in shown[0]["content"]
+    assert shown[1]["content"] == workload.train_dataset[0]["question"]
+    assert reward < 1
+    with pytest.raises(DatasetError, match="no task of Harbor"):
+        made("workload=harbor:nowhere")
