@@ -111,7 +111,9 @@ class HarborEnvironment(ToolEnvironment):
     there, the agent is to blame, and its reward is 0.
 
     Args:
-        sandbox: One whose programs may make folders such as /app; by default that of this machine.
+        sandbox: A ``CommandSandbox`` whose image was built of the task's Dockerfile, and has bash and tests'
+            programs; by default that of this machine, and no image. Each command and the tests run in a
+            fresh container, to which the files of WORKDIR are brought, and no other ones.
         command_seconds: The time of a single command.
     """
 
@@ -134,7 +136,16 @@ class HarborEnvironment(ToolEnvironment):
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         self._count_from_zero()
-        self._files = read_task(Path(self.task["folder"]))
+        self._files = read_task(Path(self.task["folder"]), is_built=self._sandbox is not None)
+        if self._sandbox is not None:
+            image = replace(self._shell_in({}), cwd="/")
+            result = image.run("true", _READING_SECONDS, kept=[self._files.cwd])
+            if result.fault is not None:
+                raise EnvironmentFailure(
+                    f"The image of the task {self._files.folder} has no {self._files.cwd} that can be "
+                    f"packed: {result.fault}. Build it of the task's Dockerfile, and name it in the command."
+                )
+            self._files = replace(self._files, trees=image.trees)
         self._shell = self._shell_in(self._files.trees)
         self._hands = ShellTools(self._shell, self._files.agent_seconds, self._command_seconds)
         self.tools = {tool.name: tool for tool in self._hands.tools}
@@ -210,10 +221,11 @@ def _number_in(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def harbor_tasks(folder: Path) -> tuple[Dataset, dict[str, str]]:
+def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[str, str]]:
     """Return the tasks that lie in ``folder``, and by name the reasons why others of them cannot be played.
 
-    Rows have a ``question`` and the absolute path ``folder``, which every node that plays needs.
+    Rows have a ``question`` and the absolute path ``folder``, which every node that plays needs. ``is_built``
+    is that of ``read_task``.
 
     Raises:
         DatasetError: there are no tasks, or none that can be played.
@@ -221,7 +233,7 @@ def harbor_tasks(folder: Path) -> tuple[Dataset, dict[str, str]]:
     rows, rejected = [], {}
     for each in sorted(path.parent for path in folder.glob("*/task.toml")):
         try:
-            task = read_task(each)
+            task = read_task(each, is_built)
             LocalSandbox(folders=(*task.trees, TESTS, LOGS))
         except (DatasetError, ConfigError) as error:
             rejected[each.name] = str(error)

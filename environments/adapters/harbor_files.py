@@ -1,7 +1,7 @@
 """Reads the folder of a Harbor task: its limits, and the files that its Dockerfile would lay out.
 
 No image is built: FROM is ignored, WORKDIR, COPY and ENV are followed, and a task whose Dockerfile has any
-other instruction is rejected.
+other instruction is rejected. Of a Dockerfile whose image the user has built, only WORKDIR and ENV are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ UNREAD_FILES = ("docker-compose.yaml", ".dockerignore")
 
 @dataclass(frozen=True)
 class HarborTask:
-    """A task: its question, and the packed files of each folder in which the agent can write."""
+    """A task: its question, and the packed files of each folder in which the agent can write.
+
+    There are no files yet where an image has them.
+    """
 
     folder: Path
     question: str
@@ -45,8 +48,11 @@ class HarborTask:
     memory_bytes: int
 
 
-def read_task(folder: Path) -> HarborTask:
+def read_task(folder: Path, is_built: bool = False) -> HarborTask:
     """Read the task in ``folder``.
+
+    Args:
+        is_built: True if its files lie in an image that was built of its Dockerfile.
 
     Raises:
         DatasetError: a file is missing or malformed, or asks for something that cannot be played.
@@ -70,7 +76,7 @@ def read_task(folder: Path) -> HarborTask:
             raise DatasetError(
                 f"{folder}/task.toml: {name} = {values.get(name)!r} cannot be played: remove it."
             )
-    layout = _Layout(folder / "environment", values.variables("environment.env"))
+    layout = _Layout(folder / "environment", values.variables("environment.env"), is_built)
     layout.follow(dockerfile)
     return HarborTask(
         folder=folder,
@@ -126,6 +132,7 @@ class _Layout:
 
     context: Path
     variables: dict[str, str]
+    is_built: bool
     cwd: str = "/"
     files: list[tuple[Path, str]] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
@@ -152,16 +159,21 @@ class _Layout:
                 pairs = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
                 for name, _, value in (pair.partition("=") for pair in pairs):
                     self.variables[name] = self._filled(value)
+            case _ if self.is_built:
+                pass
             case "COPY":
                 self._copy(json.loads(rest) if rest.startswith("[") else shlex.split(rest))
             case _:
                 raise ValueError(
                     "no image is built, so only FROM, WORKDIR, COPY and ENV can be. Let COPY bring what it "
-                    "makes, or leave the task out; no container runtime helps yet"
+                    "makes, or build the image, and play it with harbor_workload(folder, seed, "
+                    "sandbox=CommandSandbox(...)) in a module of your own"
                 )
 
     def trees(self) -> dict[str, str]:
-        """The packed files of each folder that lies in no other one."""
+        """The packed files of each folder that lies in no other one; none where an image has them."""
+        if self.is_built:
+            return {}
         outer = [
             each
             for each in sorted(self.folders)

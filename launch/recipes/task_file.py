@@ -37,6 +37,7 @@ from environments.rewards import (
     search_reward_fn,
 )
 from environments.rewards.base import unjudged
+from environments.sandbox.base import Sandbox
 from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
@@ -211,18 +212,18 @@ def openenv_workload(server: str, seed: int) -> Workload:
     )
 
 
-def harbor_workload(folder: str, seed: int) -> Workload:
+def harbor_workload(folder: str, seed: int, sandbox: Sandbox | None = None) -> Workload:
     """Make the workload of the tasks in ``folder``, and print which of them are played.
 
     Where there are folders ``train`` and ``test`` in it, the tasks of the latter are held out; else
-    evaluations play the same tasks as the training.
+    evaluations play the same tasks as the training. ``sandbox`` is that of ``HarborEnvironment``.
 
     Raises:
         DatasetError: no task can be played.
     """
     root = Path(folder)
     names = ("train", "test") if (root / "train").is_dir() and (root / "test").is_dir() else ("",)
-    found = [harbor_tasks(root / name) for name in names]
+    found = [harbor_tasks(root / name, is_built=sandbox is not None) for name in names]
     for name, (tasks, rejected) in zip(names, found, strict=True):
         sys.stdout.write(f"{HARBOR}{root / name}: {len(tasks)} tasks; {len(rejected)} cannot be played.\n")
         sys.stdout.writelines(f"  {reason}\n" for reason in rejected.values())
@@ -230,6 +231,7 @@ def harbor_workload(folder: str, seed: int) -> Workload:
         agent_class=ToolAgent,
         agent_args={"tools": ShellTools().tools, "system_prompt": HARBOR_PROMPT},
         env_class=HarborEnvironment,
+        env_args={} if sandbox is None else {"sandbox": sandbox},
         train_dataset=found[0][0].shuffle(seed),
         val_dataset=found[-1][0],
     )

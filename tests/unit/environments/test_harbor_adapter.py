@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from environments import check_environment
 from environments.adapters.harbor import HarborEnvironment, harbor_tasks, lines_about
 from environments.adapters.harbor_files import read_task
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.sandbox.command import CommandSandbox
 from environments.sandbox.local import LocalSandbox
 
 TASKS = Path(__file__).parents[2] / "harbor_tasks"
 REPAIR = "sed -i 's/prices\\[1:\\]/prices/' prices.py"
+
+IMPORTED = """#!/bin/bash
+cd /app && python3 /tests/check.py; echo $((1 - $?)) > /logs/verifier/reward.txt
+"""
 
 FORGED_ANSWER = """
 import base64, glob, io, json, os, signal, tarfile
@@ -220,6 +226,49 @@ def test_dockerfile_that_cannot_be_followed_is_rejected(tmp_path: Path, dockerfi
 def test_settings_that_cannot_be_met_are_rejected(tmp_path: Path, settings: str, reason: str) -> None:
     with pytest.raises(DatasetError, match=reason):
         read_task(changed(tmp_path, task=settings))
+
+
+IN_A_ROOT_OF_ITS_OWN = """
+set -e
+mount -t tmpfs root $ROOT
+for folder in /*/; do
+    case $folder in /app/ | /logs/ | /tests/ | /tmp/) continue ;; esac
+    mkdir $ROOT$folder
+    mount --rbind $folder $ROOT$folder
+done
+mkdir $ROOT/tmp $ROOT/app
+printf '%s' "$MADE" > $ROOT/app/made.py
+exec chroot $ROOT "$0" "$@"
+"""
+"""Stands in for a container: as root, on a file system where /app can be made."""
+
+
+def image_with(made: str, root: Path) -> CommandSandbox:
+    root.mkdir(exist_ok=True)
+    shell = ["sh", "-c", IN_A_ROOT_OF_ITS_OWN, sys.executable]
+    isolation = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return CommandSandbox(["env", f"MADE={made}", f"ROOT={root}", "unshare", *isolation, *shell])
+
+
+def test_image_of_the_user_brings_what_its_dockerfile_makes(tmp_path: Path) -> None:
+    folder = changed(
+        tmp_path,
+        Dockerfile="FROM a\nWORKDIR /app\nRUN make",
+        check="import sys; sys.path.insert(0, '/app'); import made",
+        test=IMPORTED,
+    )
+    (row,) = harbor_tasks(folder.parent, is_built=True)[0]
+    env = HarborEnvironment(row, sandbox=image_with("raise OSError", tmp_path / "root"))
+    env.reset()
+    assert run(env, "ls; echo 1 > /made; cat made.py") == "made.py\nraise OSError"
+    assert run(env, "ls /made; mkdir a; cd a; echo > ../made.py").startswith("ls: cannot access '/made'")
+    assert run(env, "pwd; cat ../made.py") == "/app/a"
+    assert env.step("Done.")[1:3] == (1.0, True)
+    env.reset()
+    assert env.step("Done.")[1:3] == (0.0, True)
+    missing = changed(tmp_path / "b", Dockerfile="FROM a\nWORKDIR /missing\nRUN make")
+    with pytest.raises(EnvironmentFailure, match=r"has no /missing that .* packed: .*No such file"):
+        started(missing, sandbox=image_with("", tmp_path / "root"))
 
 
 def test_folder_that_cannot_be_made_is_rejected(tmp_path: Path) -> None:
