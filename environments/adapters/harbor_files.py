@@ -11,9 +11,9 @@ import posixpath
 import shlex
 import string
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from environments.errors import DatasetError
@@ -49,7 +49,7 @@ class HarborTask:
 
 
 def read_task(folder: Path, is_built: bool = False) -> HarborTask:
-    """Read the task in ``folder``.
+    """Read the task in ``folder``. Not followed are its ``cpus``, ``storage_mb`` and ``allow_internet``.
 
     Args:
         is_built: True if its files lie in an image that was built of its Dockerfile.
@@ -108,7 +108,7 @@ class _Settings:
         if value is None:
             return default
         if not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise DatasetError(f"{self.folder}/task.toml: {name} = {value!r}: write a number above 0.")
+            raise DatasetError(f"{self.folder}/task.toml: {name} = {value!r}: write a number from 0 to 1e6.")
         return float(value)
 
     def variables(self, name: str) -> dict[str, str]:
@@ -174,34 +174,24 @@ class _Layout:
         """The packed files of each folder that lies in no other one; none where an image has them."""
         if self.is_built:
             return {}
-        outer = [
-            each
-            for each in sorted(self.folders)
-            if not any(each.startswith(f"{other}/") for other in self.folders)
-        ]
         return {
             folder: pack(
                 [
                     (str(source), posixpath.relpath(target, folder))
                     for source, target in self.files
-                    if target == folder or target.startswith(f"{folder}/")
+                    if _is_within(target, [folder])
                 ]
             )
-            for folder in outer
+            for folder in sorted(self.folders)
+            if not _is_within(folder, self.folders - {folder})
         }
 
     @property
     def test_variables(self) -> dict[str, str]:
         """The variables in which no folder of the agent's comes before those of the system."""
         entries = self.variables.get("PATH", "$PATH").split(":")
-        entries.sort(key=lambda entry: not entry.startswith("$") and not self._is_safe(entry))
+        entries.sort(key=lambda entry: not entry.startswith(("/", "$")) or _is_within(entry, self.folders))
         return self.variables | {"PATH": ":".join(entries)}
-
-    def _is_safe(self, entry: str) -> bool:
-        path = posixpath.normpath(entry)
-        return posixpath.isabs(path) and not any(
-            path == folder or path.startswith(f"{folder}/") for folder in self.folders
-        )
 
     def _copy(self, words: list[str]) -> None:
         if len(words) < 2 or any(word.startswith(("--", "<<")) for word in words):
@@ -228,6 +218,11 @@ class _Layout:
 
     def _filled(self, text: str) -> str:
         return string.Template(text).safe_substitute(self.variables)
+
+
+def _is_within(path: str, folders: Collection[str]) -> bool:
+    """Return whether a path is one of ``folders`` or lies in one."""
+    return any(PurePosixPath(posixpath.normpath(path)).is_relative_to(folder) for folder in folders)
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[int, str, str]]:

@@ -56,9 +56,10 @@ class Shell:
         Raises:
             EnvironmentFailure: the sandbox itself failed.
         """
+        folders = list(self.trees if kept is None else kept)
         request = {
             "trees": self.trees,
-            "kept": list(self.trees if kept is None else kept),
+            "kept": folders,
             "variables": self.variables,
             "cwd": self.cwd,
             "command": command,
@@ -69,12 +70,11 @@ class Shell:
         result = self.sandbox.run(_SOURCE, json.dumps(request), limits)
         output = clip(result.stdout, _SHOWN_CHARACTERS)
         match _read(result.value):
-            case {"trees": dict(trees), "cwd": str(cwd), "exit_code": int() | None as exit_code} if list(
-                trees
-            ) == request["kept"] and all(type(tree) is str for tree in trees.values()):
-                self.trees |= trees
-                self.cwd = cwd
-                return CommandResult(output, exit_code)
+            case {"trees": dict(trees), "cwd": str(cwd), "exit_code": int() | None as exit_code}:
+                if {folder: type(tree) for folder, tree in trees.items()} == dict.fromkeys(folders, str):
+                    self.trees |= trees
+                    self.cwd = cwd
+                    return CommandResult(output, exit_code)
         last_line = result.stderr.strip().rpartition("\n")[2]
         ended = "" if result.ending is Ending.EXITED else f"it was {result.ending}"
         return CommandResult(output, None, clip(ended or last_line or "it has ended its own shell", 500))

@@ -214,7 +214,10 @@ def test_dockerfile_that_cannot_be_followed_is_rejected(tmp_path: Path, dockerfi
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ("agent = 3\n[verifier]\ntimeout_sec = -1", "verifier.timeout_sec = -1: write a number above 0"),
+        (
+            "agent = 3\n[verifier]\ntimeout_sec = -1",
+            "verifier.timeout_sec = -1: write a number from 0 to 1e6",
+        ),
         ("[verifier]\ntimeout_sec = 'long'", "verifier.timeout_sec = 'long'"),
         ("[verifier.env]\nKEY = '${KEY}'", "verifier.env.KEY = '\\${KEY}' takes a variable of this machine"),
         ("[environment]\nenv = 3", "environment.env = 3"),
