@@ -197,7 +197,8 @@ def test_folder_of_harbor_tasks_is_played(capsys: pytest.CaptureFixture[str]) ->
     observation, _ = env.reset()
     for text in (
         'I look.\n<tool_call>\n{"name": "shell", "arguments": {"command": "cat *.py"}}\n</tool_call>',
-        '<tool_call>{"name": "edit", "arguments": {"path": "prices.py", "old": "[1:]", "new": ""}}</tool_call>',
+        '<tool_call>\n{"name": "edit", '
+        '"arguments": {"path": "prices.py", "old": "[1:]", "new": ""}}\n</tool_call>',
         "It adds up all prices now.",
     ):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info={})
