@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from environments.adapters.harbor_files import read_task
 from environments.base import Task
+from environments.command_name import explained
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.rewards.base import RewardOutput, unjudged
@@ -268,8 +269,15 @@ def lines_about(folder: Path) -> Iterator[str]:
     yield from (f"{name}: rejected. {reason}" for name, reason in rejected.items())
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"Usage: python -m environments.adapters.harbor FOLDER, not {sys.argv[1:]}.")
-    for line in lines_about(Path(sys.argv[1])):
+@explained()
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        raise ConfigError(f"Usage: python -m environments.adapters.harbor FOLDER, not {arguments}.")
+    for line in lines_about(Path(arguments[0])):
         sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

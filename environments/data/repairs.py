@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from environments.command_name import explained
 from environments.data import repair_programs
 from environments.data.repair_programs import CALLS, HELD_OUT
+from environments.errors import ConfigError
 from environments.sandbox.base import SandboxLimits
 from environments.sandbox.local import LocalSandbox
 
@@ -200,11 +202,17 @@ def _source(program: ast.FunctionDef) -> str:
     return f"{ast.unparse(program)}\n"
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"Usage: python -m environments.data.repairs FOLDER, not {sys.argv[1:]}.")
-    counts = write_repairs(Path(sys.argv[1]))
+@explained()
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        raise ConfigError(f"Usage: python -m environments.data.repairs FOLDER, not {arguments}.")
+    counts = write_repairs(Path(arguments[0]))
     sys.stdout.write(
-        f"{sys.argv[1]}: {counts['train']} tasks to train on, {counts['test']} held out. Play them by "
-        f"python -m launch.train workload=harbor:{sys.argv[1]} model.path=...\n"
+        f"{arguments[0]}: {counts['train']} tasks to train on, {counts['test']} held out. Play them by "
+        f"python -m launch.train workload=harbor:{arguments[0]} model.path=...\n"
     )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

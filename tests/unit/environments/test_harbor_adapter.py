@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from environments import check_environment
-from environments.adapters.harbor import HarborEnvironment, harbor_tasks, lines_about
+from environments.adapters.harbor import HarborEnvironment, harbor_tasks, main
 from environments.adapters.harbor_files import read_task
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.sandbox.command import CommandSandbox
@@ -68,11 +68,14 @@ def run(env: HarborEnvironment, command: str) -> str:
     return env.step(call("shell", command=command))[0]["tool_outputs"]["a"]
 
 
-def test_each_task_gives_its_rewards_or_its_reason() -> None:
-    lines = list(lines_about(TASKS))
+def test_each_task_gives_its_rewards_or_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(TASKS)]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "count: 0.25 untouched, 1 by the solution"
     assert lines[1] == "repair: 0 untouched, 1 by the solution"
     assert lines[2].startswith("image: rejected. ")
+    assert main(["nowhere"]) == main([]) == 2
+    assert "nowhere has no task of Harbor" in capsys.readouterr().err
 
 
 def test_tasks_of_a_folder_are_rows_and_others_are_named() -> None:
