@@ -86,7 +86,7 @@ def main() -> None:
     if program == 0:
         os.setsid()  # so that it can be killed as a group, and without the supervisor
         die_with_parent(supervisor)
-        isolated = apart and hide_files(settings["directory"], settings["file_bytes"])
+        isolated = apart and hide_files(settings["directory"], settings["file_bytes"], settings["folders"])
         if settings["isolation_required"] and not isolated:
             say(status, {"isolated": False})
             return
@@ -162,11 +162,12 @@ def limit_processes() -> None:
         write("/proc/sys/kernel/pid_max", str(MAX_PROCESSES))
 
 
-def hide_files(directory: str, file_bytes: int) -> bool:
+def hide_files(directory: str, file_bytes: int, folders: list[str]) -> bool:
     """Leave nothing to be seen but the system, the installed packages and an empty, writable ``directory``.
 
-    These keep their paths below a new root, which is mounted on ``directory`` itself. Say whether the kernel
-    let us. Where a container masks parts of /proc, it forbids a fresh one: there the old one is seen.
+    These keep their paths below a new root, which is mounted on ``directory`` itself. Parts of ``directory``
+    are seen as the writable ``folders``, too. Say whether the kernel let us. Where a container masks parts of
+    /proc, it forbids a fresh one: there the old one is seen.
     """
     limit_processes()
     write("/proc/sys/kernel/shm_rmid_forced", "1")  # else segments that nobody has attached keep memory
@@ -182,7 +183,7 @@ def hide_files(directory: str, file_bytes: int) -> bool:
             make_place(root + device, is_folder=False)
         for name, target in STANDARD_STREAMS.items():
             os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
-        for folder in ("/proc", directory):
+        for folder in ("/proc", directory, *folders):
             make_place(root + folder, is_folder=True)
         set_mount(root, AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
         for device in devices:
@@ -193,6 +194,10 @@ def hide_files(directory: str, file_bytes: int) -> bool:
             mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
             set_mount(f"{root}/proc", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY)
         mount_in_memory(root + directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
+        for number, folder in enumerate(folders):
+            part = f"{root}{directory}/.folders/{number}"
+            os.makedirs(part)
+            mount(part, root + folder, None, MS_BIND)
         os.chroot(root)  # without capabilities, nothing leads out of it
     except OSError:
         libc.umount2(os.fsencode(root), MNT_DETACH)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,9 +67,12 @@ class LocalSandbox:
         isolation: "required", or "best-effort": where the kernel denies namespaces, programs run all the
             same, kept in by landlock and seccomp as far as it has them (``restrictions``). Without them, a
             process that first killed its supervisor and cleared its own environment can get away.
+        folders: Absolute paths of empty folders that a program may write to besides its own, such as
+            ("/app",). None lies in another one, and they require isolation.
     """
 
     isolation: Literal["required", "best-effort"] = "required"
+    folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:
@@ -77,6 +81,14 @@ class LocalSandbox:
             )
         if self.isolation == "best-effort":
             announce_best_effort()
+        system = [*child.seen_paths(), "/dev", "/proc", tempfile.gettempdir()]
+        for number, folder in enumerate(self.folders):
+            others = [other for other in (*system, *self.folders[:number]) if _overlap(folder, other)]
+            if others or not os.path.isabs(folder):
+                raise ConfigError(
+                    f"LocalSandbox.folders has {folder!r}: use an absolute path, such as /app, neither "
+                    f"within nor around another one, the system's or the packages' ({', '.join(others)})."
+                )
 
     def run(self, source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
         """Run ``source`` and return its result, see ``Sandbox``.
@@ -94,7 +106,8 @@ class LocalSandbox:
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
             stack.callback(remove_folder, directory)
-            with _Supervisor(files, directory, limits, self.isolation == "required") as supervisor:
+            required = self.isolation == "required" or bool(self.folders)
+            with _Supervisor(files, directory, limits, self.folders, required) as supervisor:
                 end = supervisor.wait()
             return make_result(
                 files.output(limits.output_bytes), end, limits, supervisor.isolated, time.monotonic() - begin
@@ -128,7 +141,12 @@ class _Supervisor:
     """The process that runs the program, see ``child``. Leaving the block leaves none behind."""
 
     def __init__(
-        self, files: _Files, directory: str, limits: SandboxLimits, isolation_required: bool
+        self,
+        files: _Files,
+        directory: str,
+        limits: SandboxLimits,
+        folders: Sequence[str],
+        isolation_required: bool,
     ) -> None:
         self.isolated = False
         self._files = files
@@ -140,7 +158,7 @@ class _Supervisor:
         self._status_fd, status_fd = os.pipe()
         settings = asdict(limits) | {"parent": os.getpid(), "directory": directory, "status_fd": status_fd}
         settings |= {"program_fd": files.program.fileno(), "report_fd": files.report.fileno()}
-        settings["isolation_required"] = isolation_required
+        settings |= {"folders": folders, "isolation_required": isolation_required}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(_CHILD), json.dumps(settings)],
@@ -240,6 +258,12 @@ class _Supervisor:
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
         return line
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two folders are the same, or one lies in the other."""
+    paths = [Path(os.path.normpath(each)) for each in (one, other)]
+    return paths[0].is_relative_to(paths[1]) or paths[1].is_relative_to(paths[0])
 
 
 def _environment(directory: str, mark: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The workloads that need no module of one's own: of files, and of an OpenEnv server.
+"""The workloads that need no module of one's own: of files, of an OpenEnv server, and of Harbor's tasks.
 
-``dataset=tasks.jsonl agent=math reward=math``, ``demonstrations=chats.jsonl``, or
-``workload=openenv:http://host:8000``.
+``dataset=tasks.jsonl agent=math reward=math``, ``demonstrations=chats.jsonl``,
+``workload=openenv:http://host:8000``, or ``workload=harbor:FOLDER``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
+from environments.adapters.harbor import HarborEnvironment, ShellTools, harbor_tasks
 from environments.adapters.openenv import (
     OpenEnvEnvironment,
     OpenEnvToolEnvironment,
@@ -35,6 +36,7 @@ from environments.rewards import (
     search_reward_fn,
 )
 from environments.rewards.base import unjudged
+from environments.sandbox.base import Sandbox
 from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
@@ -52,6 +54,12 @@ OUTSIDE = "outside"
 """Name of the agent whose program runs elsewhere."""
 OPENENV = "openenv:"
 """The beginning of a workload that is an OpenEnv server."""
+HARBOR = "harbor:"
+"""The beginning of a workload that is a folder of Harbor's tasks."""
+HARBOR_PROMPT = (
+    "You work in a directory on Linux. Read the task, look at the files, change them with the tools, and run "
+    "what you have changed. When the task is done, call no tool and say in one sentence what you did."
+)
 NUM_TRAIN_SEEDS, NUM_TEST_SEEDS = 1000, 100
 """Tasks of an OpenEnv server that lists none."""
 REWARDS: dict[str, RewardFunction] = {
@@ -62,8 +70,8 @@ REWARDS: dict[str, RewardFunction] = {
 
 
 def workload_of(config: TrainConfig) -> Workload:
-    """Make the workload that a configuration names: of a file of tasks, of a module, or of an OpenEnv server,
-    with the demonstrations of another file if it names one.
+    """Make the workload that a configuration names: of a file of tasks, of a module, of an OpenEnv server, or
+    of a folder of Harbor's tasks, with the demonstrations of another file if it names one.
 
     Raises:
         ConfigError: it names both, or neither, or one that cannot be made.
@@ -113,6 +121,8 @@ def _tasks_of(config: TrainConfig) -> Workload:
         )
     if config.workload is not None and config.workload.startswith(OPENENV):
         return openenv_workload(config.workload.removeprefix(OPENENV), config.seed)
+    if config.workload is not None and config.workload.startswith(HARBOR):
+        return harbor_workload(config.workload.removeprefix(HARBOR), config.seed)
     return load_workload(config.workload, config.seed)
 
 
@@ -198,6 +208,31 @@ def openenv_workload(server: str, seed: int) -> Workload:
         env_args={"server": server, "instructions": world.description, **own},
         train_dataset=training.shuffle(seed),
         val_dataset=held_out,
+    )
+
+
+def harbor_workload(folder: str, seed: int, sandbox: Sandbox | None = None) -> Workload:
+    """Make the workload of the tasks in ``folder``, and print which of them are played.
+
+    Where there are folders ``train`` and ``test`` in it, the tasks of the latter are held out; else
+    evaluations play the same tasks as the training. ``sandbox`` is that of ``HarborEnvironment``.
+
+    Raises:
+        DatasetError: no task can be played.
+    """
+    root = Path(folder)
+    names = ("train", "test") if (root / "train").is_dir() and (root / "test").is_dir() else ("",)
+    found = [harbor_tasks(root / name, is_built=sandbox is not None) for name in names]
+    for name, (tasks, rejected) in zip(names, found, strict=True):
+        sys.stdout.write(f"{HARBOR}{root / name}: {len(tasks)} tasks; {len(rejected)} cannot be played.\n")
+        sys.stdout.writelines(f"  {reason}\n" for reason in rejected.values())
+    return Workload(
+        agent_class=ToolAgent,
+        agent_args={"tools": ShellTools().tools, "system_prompt": HARBOR_PROMPT},
+        env_class=HarborEnvironment,
+        env_args={} if sandbox is None else {"sandbox": sandbox},
+        train_dataset=found[0][0].shuffle(seed),
+        val_dataset=found[-1][0],
     )
 
 

@@ -266,7 +266,8 @@ class TrainConfig:
 
     workload: str | None = None
     """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks; or
-    an OpenEnv server: openenv:http://host:8000, or openenv: and a command that serves at a PORT."""
+    an OpenEnv server: openenv:http://host:8000, or openenv: and a command that serves at a PORT; or a folder
+    of Harbor's tasks: harbor:FOLDER."""
     dataset: str | None = None
     """File of tasks (.json, .jsonl, .csv, .parquet), or name or name/split of a registered data set, instead
     of a workload. Its question and its right answer are found by their columns' common names, as printed."""

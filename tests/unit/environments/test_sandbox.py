@@ -528,6 +528,8 @@ def test_isolation_required_and_denied_is_an_error_with_a_remedy(denied, tmp_pat
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, denied))
     with pytest.raises(EnvironmentFailure, match=r"no user namespaces .*Allow them: .*'best-effort'"):
         LocalSandbox().run("raise SystemExit(3)")
+    with pytest.raises(EnvironmentFailure, match="no user namespaces"):
+        BestEffortSandbox(folders=("/app",)).run("raise SystemExit(3)")
 
 
 def test_files_stay_out_of_reach_without_namespaces(tmp_path, monkeypatch):

@@ -178,3 +178,32 @@ def test_tasks_for_programs_elsewhere_are_not_tried_out(
 def test_data_without_questions_are_rejected(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DatasetError, match=re.escape(message)):
         named_columns(Dataset(rows), "tasks.jsonl")
+
+
+def test_folder_of_harbor_tasks_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = Path(__file__).parents[2] / "harbor_tasks"
+    workload = made(f"workload=harbor:{tasks}")
+    check_classes(workload)
+    assert f"harbor:{tasks}: 2 tasks; 1 cannot be played." in (output := capsys.readouterr().out)
+    assert "Dockerfile, line 4: RUN make cannot be followed" in output
+    shown, reward = played(workload, "I give up.")
+    assert '"name": "shell"' in shown[0]["content"]
+    assert shown[1]["content"] == workload.train_dataset[0]["question"]
+    assert reward < 1
+    pair = workload.pair
+    agent = pair.agent_class(**pair.agent_args)
+    row = next(row for row in workload.train_dataset if row["name"] == "repair")
+    env = pair.env_class.from_dict({**row, **pair.env_args})
+    observation, _ = env.reset()
+    for text in (
+        'I look.\n<tool_call>\n{"name": "shell", "arguments": {"command": "cat *.py"}}\n</tool_call>',
+        '<tool_call>\n{"name": "edit", '
+        '"arguments": {"path": "prices.py", "old": "[1:]", "new": ""}}\n</tool_call>',
+        "It adds up all prices now.",
+    ):
+        agent.update_from_env(observation=observation, reward=0.0, done=False, info={})
+        observation, reward, done, _ = env.step(agent.update_from_model(text).action)
+    assert (reward, done) == (1.0, True)
+    assert "return sum(prices[1:])" in agent.chat_completions[-4]["content"]
+    with pytest.raises(DatasetError, match="no task of Harbor"):
+        made("workload=harbor:nowhere")

@@ -1,0 +1,1 @@
+grep -c ERROR /data/log.txt > answer.txt

@@ -1,0 +1,76 @@
+"""Repositories with a bug: made the same each time, failing as they are, repaired by their solutions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from environments.adapters.harbor import HarborEnvironment, harbor_tasks, lines_about
+from environments.data.repairs import write_repairs, write_repairs_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repairs")
+    counts = write_repairs(folder)
+    assert counts["train"] >= 40
+    assert counts["test"] >= 20
+    return folder
+
+
+def test_splits_have_no_program_in_common_and_all_kinds_of_bugs(folder: Path) -> None:
+    found = {
+        split: [path.name.split("-") for path in (folder / split).iterdir()] for split in ("train", "test")
+    }
+    programs = {split: {name for name, _, _ in names} for split, names in found.items()}
+    assert not programs["train"] & programs["test"]
+    for names in found.values():
+        assert len(Counter(kind for _, kind, _ in names)) >= 5
+
+
+def test_check_that_the_agent_sees_fails(folder: Path) -> None:
+    task = next((folder / "train").glob("wrap-*"))
+    check = [sys.executable, "check.py"]
+    done = subprocess.run(check, cwd=task / "environment", capture_output=True, text=True, check=False)
+    assert (done.returncode, "returned" in done.stdout, "calls failed" in done.stderr) == (1, True, True)
+
+
+def test_solution_alone_gets_the_reward(folder: Path, tmp_path: Path) -> None:
+    for name in ("roman-number-1", "steps_between-condition-1", "is_balanced-operator-1"):
+        (tmp_path / name).symlink_to(folder / "train" / name)
+    for line in lines_about(tmp_path):
+        assert line.endswith(": 0 untouched, 1 by the solution"), line
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "import os; open('/logs/verifier/reward.txt', 'w').write('1')",
+        "import os; os.symlink('/app/one', '/logs/verifier/reward.txt')",
+        "import os; os.fork() or [open('/logs/verifier/reward.txt', 'w').write('1') for _ in iter(int, 1)]",
+        "import glob, os; here = os.environ['HOME'] + '/.folders/'; target = here + '2/verifier/reward.txt'\n"
+        "os.fork() or [os.link(here + '0/one', target) for _ in iter(int, 1) if not os.path.exists(target)]",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; print(open('/tests/cases.json').read())",
+        "import os; print(open(f'/proc/{os.getppid()}/mem', 'rb').read(1))",
+        "import os; os._exit(0)",
+    ],
+)
+def test_module_that_forges_its_verdict_gets_none(folder: Path, forgery: str) -> None:
+    row = next(row for row in harbor_tasks(folder / "train")[0] if row["name"] == "roman-number-1")
+    env = HarborEnvironment(row)
+    env.reset()
+    lines = f"{forgery}\ndef roman(number):\n    return 'I'\n"
+    command = {"command": f"echo 1 > one; cat > roman.py <<'END'\n{lines}END"}
+    env.step([{"id": "a", "function": {"name": "shell", "arguments": command}}])
+    assert env.step("Done.")[1:3] == (0.0, True)
+
+
+def test_same_seed_makes_the_same_tasks(folder: Path, tmp_path: Path) -> None:
+    assert write_repairs_of("roman", tmp_path) == len(list(folder.glob("train/roman-*"))) > 4
+    for path in tmp_path.rglob("*.*"):
+        assert path.read_bytes() == (folder / "train" / path.relative_to(tmp_path)).read_bytes()
