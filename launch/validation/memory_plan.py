@@ -264,11 +264,11 @@ def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) ->
     )
     if not on_gpu:
         return [rank]
-    host = replace(
-        rank, name=f"{name} on the host", weights=0, gradients=0, optimizer=0, activations=0, logits=0
-    )
+    # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
+    loaded = FULL * shape.num_parameters / (1 if shape.tied else num_ranks)
+    host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS, weights=loaded)
     if engine.get("offload_policy"):
-        host = replace(host, weights=whole, gradients=trained, optimizer=2 * trained)
+        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)
         rank = replace(rank, weights=gathered, gradients=0, optimizer=0)
     else:  # the step copies a moment, when activations are gone
         copied = max(0.0, trained - rank.activations - rank.logits)
