@@ -31,13 +31,13 @@ from policies.model_files import config_of
 GB = 1e9
 FULL, HALF = 4, 2
 """Bytes of a number."""
-LEARNER_PROCESS = 0.56 * GB
+LEARNER_PROCESS = 0.53 * GB
 """A rank without its model: Python, torch and verl."""
-ENGINE_PROCESS = 0.63 * GB
+ENGINE_PROCESS = 0.61 * GB
 """A replica without its model: Python, torch, vLLM and Serve."""
 PAIR = 0.07 * GB
 """A rollout actor."""
-REST = 1.66 * GB
+REST = 1.63 * GB
 """Ray, Serve's controller, the driver, the fleet, the sampler and the weight store."""
 GPU_CONTEXT = 1.0 * GB
 """CUDA and NCCL in a process. Not measured."""
@@ -86,7 +86,7 @@ class ModelShape:
             held = int(text.get("num_experts") or text.get("num_local_experts") or taken)
             width = text.get("moe_intermediate_size") if held > taken else None
             if "kv_lora_rank" in text:
-                raise KeyError("num_key_value_heads without kv_lora_rank")
+                raise ValueError("kv_lora_rank: keys and values of another kind")
             return cls(
                 config=text,
                 num_layers=int(text["num_hidden_layers"]),
@@ -100,8 +100,8 @@ class ModelShape:
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"The memory of a model with model_type={config.get('model_type')!r} cannot be planned: its "
-                f"config.json has no {error}. Plan a decoder such as Llama or Qwen3 of a like size instead."
+                f"A model with model_type={config.get('model_type')!r} cannot be planned by its config.json "
+                f"({error!r}): plan a decoder such as Llama or Qwen3 of a like size."
             ) from error
 
     @property
