@@ -397,9 +397,12 @@ def _verdict(
     def needed(changed: TrainConfig) -> float:
         return _bytes(processes(changed, shape, devices.bytes), name)
 
+    def fits(size: float) -> bool:
+        return size < limit + 1  # a byte more: sums are rounded
+
     size = needed(config)
-    yield f"{name}: {size / GB:.1f} GB of {limit / GB:.1f} GB: {'fits' if size <= limit else 'DOES NOT FIT'}."
-    if size <= limit:
+    yield f"{name}: {size / GB:.1f} GB of {limit / GB:.1f} GB: {'fits' if fits(size) else 'DOES NOT FIT'}."
+    if fits(size):
         return
     sizes = {}
     for change in _changes(config):
@@ -407,9 +410,12 @@ def _verdict(
         if num_gpus(changed) <= devices.count and needed(changed) < size:
             sizes[change] = needed(changed)
     for change, after in sorted(sizes.items(), key=lambda each: each[1]):
-        yield f"  {change}: {after / GB:.1f} GB{', fits' if after <= limit else ''}"
-    after = needed(with_overrides(asdict(config), " ".join(sizes).split()))
-    yield f"  all of them: {after / GB:.1f} GB{', fits' if after <= limit else '; take a smaller model'}"
+        yield f"  {change}: {after / GB:.1f} GB{', fits' * fits(after)}"
+    changed = with_overrides(asdict(config), " ".join(sizes).split())
+    if not fits(needed(changed)):
+        yield f"  with all of that {needed(changed) / GB:.1f} GB, still too much"
+    elif not any(map(fits, sizes.values())):
+        yield f"  with all of that {needed(changed) / GB:.1f} GB, fits"
 
 
 def _changes(config: TrainConfig) -> Iterator[str]:
@@ -430,8 +436,9 @@ def _changes(config: TrainConfig) -> Iterator[str]:
         spread = 2 * math.ceil(engine.num_gpus)
         yield f"server.engine.num_gpus={spread} server.engine.options.tensor_parallel_size={spread}"
     else:
-        yield f"server.engine.options.max_num_seqs={engine.options.get('max_num_seqs', MAX_SEQUENCES) // 2}"
-        yield f"fleet.num_actors={config.fleet.num_actors // 2}"
+        num_sequences = engine.options.get("max_num_seqs") or MAX_SEQUENCES
+        yield f"server.engine.options.max_num_seqs={math.ceil(num_sequences / 2)}"
+        yield f"fleet.num_actors={math.ceil(config.fleet.num_actors / 2)}"
     if not engine.half_dtype:
         yield "server.engine.options.dtype=bfloat16"
 

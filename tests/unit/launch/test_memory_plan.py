@@ -231,6 +231,14 @@ def test_changes_that_a_plan_names_do_what_it_prints() -> None:
         assert max(row.bytes for row in rows if row.name == name) / GB == pytest.approx(float(size), abs=0.06)
 
 
+def test_changes_together_are_planned_where_none_is_enough() -> None:
+    given = config(*ON_GPUS, "learner.num_workers=4")
+    text = plan_text(given, ModelShape.of(LLAMA_70B), Devices.of("8x80"))
+    assert re.search(r"\nreplica: .* DOES NOT FIT\.\n(  \S+=.* GB\n){2}  with all of that .*, fits", text)
+    text = plan_text(given, ModelShape.of(LLAMA_70B), Devices.of("8x16"))
+    assert re.search(r"\nreplica: .* DOES NOT FIT\.\n(  \S+=.* GB\n){2}  with all of that .* too much", text)
+
+
 def test_command_prints_the_plan_and_starts_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -362,5 +370,6 @@ def test_row_of_the_page_fits_as_it_states(
     check_engine(given)
     text = plan_text(given, ModelShape.of(PUBLISHED[model]), Devices.of(devices.replace(" ", "")))
     assert "NOT FIT" not in text and "GPU(s) are needed" not in text
-    sizes = [re.search(rf"\n{part}: ([\d.]+) GB", text) for part in ("learner rank", "Host memory")]
-    assert [str(round(float(each[1]))) for each in sizes if each] == [rank_gb, hosts_gb]
+    for part, stated in (("learner rank", rank_gb), ("Host memory", hosts_gb)):
+        (planned,) = re.findall(rf"\n{part}: ([\d.]+) GB", text)
+        assert float(planned) == pytest.approx(float(stated), abs=1)
