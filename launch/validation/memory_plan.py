@@ -243,9 +243,9 @@ def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) ->
     model, engine = learner.verl.get("model", {}), learner.verl.get("engine", {})
     number = HALF if learner.dtype == "bfloat16" else FULL
     master = HALF if engine.get("model_dtype") in ("bf16", "bfloat16") else FULL
-    whole, trained = (
-        master * each / num_ranks for each in (shape.num_parameters, _trained(shape, lora_rank))
-    )
+    shards = engine.get("fsdp_size", -1)
+    state = master / (shards if 0 < shards < num_ranks else num_ranks)
+    whole, trained = state * shape.num_parameters, state * _trained(shape, lora_rank)
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
         gathered += FULL * shape.layer  # the gradient of a layer before it is shared out

@@ -183,6 +183,14 @@ def test_states_that_are_offloaded_lie_on_the_host() -> None:
     assert offloaded[1].bytes - here[1].bytes == pytest.approx(12 * 8.03e9, rel=1e-3)  # it was loaded there
 
 
+def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:
+    ranks = [*ON_GPUS, "learner.num_workers=8"]
+    all_of_them, four = (
+        process("learner rank", LLAMA_8B, *ranks, *more) for more in ([], ["learner.verl.engine.fsdp_size=4"])
+    )
+    assert four.gradients == 2 * all_of_them.gradients
+
+
 def test_engine_caches_in_what_its_share_of_a_gpu_leaves() -> None:
     row = process("replica", LLAMA_8B, *ON_GPUS, HALVED, gpu_gb=80)
     assert row.weights == pytest.approx(HALF * 8.03e9, rel=1e-3)
