@@ -31,7 +31,7 @@ ROLES = {"learner": "learner rank", "replica": "replica"}
 """Roles of processes, and their names in the plan."""
 SHORT = ["run.num_steps=2", "evaluation.num_tasks=4", "rollout.groups_per_step=2"]
 TINY = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *SHORT]
-SMOLLM2 = ["recipe=smollm2", "learner.mini_batch_size=16", *SHORT]
+SMOLLM2 = ["recipe=smollm2", "learner.mini_batch_size=16", "fleet.num_actors=16", *SHORT]
 WORDS = ["recipe=word_problems", "learner.mini_batch_size=16", *SHORT]
 LORA = ["learner.lora.rank=16", "learner.optimizer.lr=2e-4"]
 TWO = ["learner.num_workers=2"]

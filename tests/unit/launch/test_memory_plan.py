@@ -330,6 +330,30 @@ def test_notice_leaves_out_clusters_and_unknown_models(
     assert memory_notice(config(), "somebody/a-model-on-the-hub") is None
 
 
+SHORT = ["run.num_steps=2", "evaluation.num_tasks=4", "rollout.groups_per_step=2"]
+TINY_RUN = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *SHORT]
+SMOLLM2_RUN = ["recipe=smollm2", "learner.mini_batch_size=16", "fleet.num_actors=16", *SHORT]
+TWO = ["learner.num_workers=2"]
+
+
+# Peaks of unique pages (PSS) of all processes, in GB, as tests/benchmarks/memory_plan.py measures them.
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [
+        (TINY_RUN, 4.06),
+        (SMOLLM2_RUN, 10.58),
+        ([*SMOLLM2_RUN, *LORA], 9.97),
+        ([*TINY_RUN, *LORA, *TWO], 4.48),
+        ([*SMOLLM2_RUN, *TWO], 12.70),  # this and the next did not set the constants
+    ],
+)
+def test_run_needs_what_was_measured(settings: list[str], measured: float) -> None:
+    given = compose(settings)
+    shape = ModelShape.of(SMOLLM2) if given.model.path else shape_of(given)
+    planned = sum(row.count * row.bytes for row in processes(given, shape)) / GB
+    assert planned == pytest.approx(measured, rel=0.1)
+
+
 # By how many GB free memory fell in three updates of the recipe and the checkpoint after them; then the peaks
 # of whole runs of the learning curves: with LoRA of ten updates, without of 28.
 @pytest.mark.parametrize(
