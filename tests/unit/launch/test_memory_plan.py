@@ -345,6 +345,8 @@ TWO = ["learner.num_workers=2"]
         ([*SMOLLM2_RUN, *LORA], 9.97),
         ([*TINY_RUN, *LORA, *TWO], 4.48),
         ([*SMOLLM2_RUN, *TWO], 12.70),  # this and the next did not set the constants
+        ([*SMOLLM2_RUN, *LORA, *TWO], 12.17),
+        ([*TINY_RUN, *LORA, "fleet.num_actors=8"], 3.47),
     ],
 )
 def test_run_needs_what_was_measured(settings: list[str], measured: float) -> None:
