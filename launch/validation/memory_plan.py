@@ -343,7 +343,9 @@ def plan_text(config: TrainConfig, shape: ModelShape, devices: Devices | None) -
     devices = devices or Devices(0, 0.0)
     rows = processes(config, shape, devices.bytes)
     lines = [
-        f"Peak memory by plan, of {shape.num_parameters / 1e6:,.1f} M parameters:",
+        f"Peak memory by plan, of {shape.num_parameters / 1e6:,.1f} M parameters.",
+        f"The largest micro-batch is full, with {_micro_batch(config):,} tokens, all sampled: "
+        "runs with shorter rollouts take less.",
         "",
         *_table(rows),
         "",
@@ -376,10 +378,11 @@ def _table(rows: Sequence[Process]) -> list[str]:
         for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    return [
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-        for first, *others in (heads, *cells)
-    ]
+    lines = []
+    for first, *others in (heads, *cells):
+        figures = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *figures]))
+    return lines
 
 
 def _bytes(rows: Sequence[Process], name: str) -> float:
