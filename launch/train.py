@@ -1,9 +1,13 @@
-"""``python -m launch.train recipe=calculator``: train an agent."""
+"""``python -m launch.train recipe=calculator``: train an agent. With ``--plan`` it starts nothing, and prints
+the memory that each process will need, what fits into this machine, or into other devices (``--plan 8x80``: 8
+GPUs of 80 GB; ``--plan 4x8x80``: 4 nodes with as many), and the settings to change.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig
@@ -31,8 +35,33 @@ COMMAND = Command(
 )
 
 
-main = COMMAND.run
-"""Function that runs the command with its arguments, and returns its exit status."""
+PLAN = "--plan"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command with its arguments, and return its exit status."""
+    if PLAN not in arguments:
+        return COMMAND.run(arguments)
+    place = arguments.index(PLAN)
+    devices = [each for each in arguments[place + 1 : place + 2] if "=" not in each and each[:1] != "-"]
+    rest = arguments[:place] + arguments[place + 1 + len(devices) :]
+    return replace(COMMAND, work=partial(plan, "".join(devices))).run(rest)
+
+
+def plan(devices: str, config: TrainConfig) -> None:
+    """Print the memory that a run will need. ``devices`` are GPUs such as "8x80"; "" are those here."""
+    from launch.recipes.task_file import workload_of
+    from launch.training.stages.base import parts_needed
+    from launch.training.stages.chosen import chosen_stages
+    from launch.training.stages.warm_start import with_epochs
+    from launch.validation.memory_plan import Devices, plan_text, shape_of
+    from launch.validation.settings import check_training_settings
+
+    check_training_settings(config)
+    workload = workload_of(config)
+    config = with_epochs(config, workload)
+    config = parts_needed(config, chosen_stages(config), workload)
+    sys.stdout.write(plan_text(config, shape_of(config), Devices.of(devices) if devices else None) + "\n")
 
 
 if __name__ == "__main__":

@@ -137,3 +137,24 @@ def _check_hub(name: str) -> None:
             f"model.path={name!r} is no folder here, and no model of that name can be had from the hub "
             f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
         ) from error
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """The ``config.json`` of a model's folder, or of a model on the hub, of which nothing else is fetched.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    if Path(model).is_dir():
+        return json_object(Path(model) / CONFIG)
+    from httpx import HTTPError
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return json_object(Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)))
+    except (OSError, ValueError, HTTPError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"model.path={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
+            f"({reason}): name a folder with a {CONFIG}."
+        ) from error

@@ -20,6 +20,18 @@ PAD_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
 BYTE_ALPHABET_SIZE = 256
 
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Sizes of the model, by their names in ``config.json``."""
+VOCABULARY = 512
+"""Most tokens of the tokenizer."""
+
 TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 # ChatML without a default system prompt. It only ever appends, so the rendering of a conversation starts
@@ -57,7 +69,9 @@ CHAT_TEMPLATE = r"""
 """
 
 
-def build_tokenizer(conversations: Iterable[list[Message]], vocab_size: int = 512) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    conversations: Iterable[list[Message]], vocab_size: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with digits split one by one, trained on the conversations' texts.
 
     Encoding and decoding returns any text unchanged, also with characters that are new to it. ``vocab_size``
@@ -98,7 +112,7 @@ def build_model(
     conversations: Iterable[list[Message]],
     seed: int = 0,
     tie_word_embeddings: bool = True,
-    vocab_size: int = 512,
+    vocab_size: int = VOCABULARY,
 ) -> Path:
     """Saves a fresh model and its tokenizer to the folder ``path``, which it returns, in Hugging Face format.
 
@@ -129,12 +143,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, tie_word_embeddings: bool) -> Qw
 
     return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        **SIZES,
         max_position_embeddings=2048,
         # At the usual 0.02 so small a model learns to copy only much later.
         initializer_range=0.08,

@@ -39,7 +39,6 @@ from launch.training.components import Components
 from launch.training.engine_comparison import EngineComparison, LogprobProbe
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.loop import TrainingLoop
-from launch.training.memory import memory_notice
 from launch.training.milestones import Milestones
 from launch.training.recording import RecordedRollouts, check_tokenizer
 from launch.training.rollout_source import RolloutSource
@@ -49,6 +48,7 @@ from launch.training.stages.base import Stage
 from launch.training.task_plan import TaskPlan
 from launch.training.update_report import UpdateReport
 from launch.training.watch import present_heartbeat, run_name, watch
+from launch.validation.memory_plan import memory_notice
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController

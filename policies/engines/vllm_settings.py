@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,7 +10,7 @@ from typing import Any
 
 from environments.bounds import check_bounds, setting
 from environments.errors import ConfigError
-from policies.settings import EngineConfig
+from policies.settings import EngineConfig, json_object
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the head of vllm.py
@@ -93,12 +92,16 @@ def check_gpus(config: EngineConfig) -> None:
         )
 
 
-def cache_bytes(model_path: str, config: EngineConfig) -> int:
+def cache_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
     """Bytes for keys and values on a CPU, which vLLM fills with zeros: for as many requests as a step has,
     each at its full length. ``MAX_CACHE_BYTES`` is the most, and for a model whose shape is not known here.
+
+    Args:
+        shape: the model's ``config.json``.
     """
-    per_token = _bytes_of_a_token(Path(model_path), config)
-    if per_token is None:
+    try:
+        per_token = token_bytes(shape, config)
+    except (LookupError, TypeError, ValueError):
         return MAX_CACHE_BYTES
     block = config.options.get("block_size") or CPU_BLOCK_TOKENS
     tokens = block * math.ceil(config.max_model_tokens / block)
@@ -106,16 +109,19 @@ def cache_bytes(model_path: str, config: EngineConfig) -> int:
     return min(MAX_CACHE_BYTES, (num_sequences + 1) * tokens * per_token)  # vLLM keeps a block for itself
 
 
-def _bytes_of_a_token(folder: Path, config: EngineConfig) -> int | None:
-    """Bytes of a token's keys and values in a decoder of the usual shape; ``None`` for any other."""
-    try:
-        shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        num_heads = shape["num_attention_heads"]
-        head = shape.get("head_dim") or shape["hidden_size"] // num_heads
-        numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+def token_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
+    """Bytes of a token's keys and values in a decoder of the usual shape; ``LookupError`` for any other."""
+    num_heads = shape["num_attention_heads"]
+    head = shape.get("head_dim") or shape["hidden_size"] // num_heads
+    numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
     return 2 * int(numbers) * (4 if config.dtype in ("float", "float32") else 2)
+
+
+def _shape(folder: Path) -> Mapping[str, Any]:
+    try:
+        return json_object(folder / "config.json")
+    except ConfigError:
+        return {}
 
 
 def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
     # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU generators
     # do not have, which ends the engine: so here a prompt is never split.
     return arguments | {
-        "kv_cache_memory_bytes": cache_bytes(model_path, config),
+        "kv_cache_memory_bytes": cache_bytes(_shape(Path(model_path)), config),
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, config.max_model_tokens),

@@ -1,0 +1,468 @@
+"""Memory that each process of a run will need at its peak, from the settings and the model's ``config.json``.
+
+    ModelShape ──▶ processes(config, shape) ──▶ plan_text: a table, what fits, and the settings to change
+                                          └──▶ memory_notice: a warning, as a run on this machine starts
+
+No weights are read and no model is made. The figures of processes on CPUs are those of runs on x86-64, which
+``tests/benchmarks/memory_plan.py`` measures beside the plan; those of GPUs are arithmetic that nobody has
+measured. The shapes known are decoders of the usual kind, dense or a mixture of experts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import psutil
+
+from environments.errors import ConfigError
+from launch.run_folder.model_paths import model_folder
+from launch.settings.compose import with_overrides
+from launch.settings.tree import TrainConfig, algorithm_of
+from launch.validation.resources import most_replicas, num_gpus, num_rollout_actors
+from policies import tiny
+from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes, token_bytes
+from policies.model_files import config_of
+
+GB = 1e9
+FULL, HALF = 4, 2
+"""Bytes of a number."""
+LEARNER_PROCESS = 0.53 * GB
+"""A rank without its model: Python, torch and verl."""
+ENGINE_PROCESS = 0.61 * GB
+"""A replica without its model: Python, torch, vLLM and Serve."""
+PAIR = 0.07 * GB
+"""A rollout actor."""
+REST = 1.63 * GB
+"""Ray, Serve's controller, the driver, the fleet, the sampler and the weight store."""
+GPU_CONTEXT = 1.0 * GB
+"""CUDA and NCCL in a process. Not measured."""
+LOGIT_BYTES = 3 * FULL
+"""Bytes of a logit at the peak: the model's own, the chosen tokens', and the softmax or its gradient."""
+HOST = "Host memory"
+GPU_SHARE = 0.9
+"""Share of a GPU that vLLM takes unless its options say another."""
+
+TINY = {**tiny.SIZES, "vocab_size": tiny.VOCABULARY, "tie_word_embeddings": True}
+"""Shape of the model of a run without ``model.path``, if its tokenizer is as large as it may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder: numbers of layers and tokens, and widths of what a token has in each layer.
+
+    Attributes:
+        heads, shared_heads: width of all queries, and of all keys.
+        inner: width of the feed-forward network, of those experts together that a token takes.
+        experts: number of them that a layer holds for each that a token takes.
+    """
+
+    config: Mapping[str, Any]
+    num_layers: int
+    hidden: int
+    heads: int
+    shared_heads: int
+    inner: int
+    experts: float
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Read ``config.json``; of a model for images too, the part for text.
+
+        Raises:
+            ConfigError: the model is of another kind.
+        """
+        text = {**config, **config.get("text_config", {})}
+        try:
+            hidden, num_heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+            head = int(text.get("head_dim") or hidden // num_heads)
+            taken = int(text.get("num_experts_per_tok") or 1)
+            held = int(text.get("num_experts") or text.get("num_local_experts") or taken)
+            width = text.get("moe_intermediate_size") if held > taken else None
+            if "kv_lora_rank" in text:
+                raise ValueError("kv_lora_rank: keys and values of another kind")
+            return cls(
+                config=text,
+                num_layers=int(text["num_hidden_layers"]),
+                hidden=hidden,
+                heads=num_heads * head,
+                shared_heads=int(text.get("num_key_value_heads") or num_heads) * head,
+                inner=taken * int(width or text["intermediate_size"]),
+                experts=held / taken,
+                vocabulary=int(text["vocab_size"]),
+                tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"A model with model_type={config.get('model_type')!r} cannot be planned by its config.json "
+                f"({error!r}): plan a decoder such as Llama or Qwen3 of a like size."
+            ) from error
+
+    @property
+    def embedding(self) -> int:
+        """Number of parameters of embedding and output layer."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden
+
+    @property
+    def layer(self) -> int:
+        """Number of parameters of a layer, without its few biases."""
+        attention = 2 * self.hidden * (self.heads + self.shared_heads)
+        return int(attention + 3 * self.hidden * self.inner * self.experts + 2 * self.hidden)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of all parameters."""
+        return self.embedding + self.num_layers * self.layer + self.hidden
+
+    def adapters(self, rank: int) -> int:
+        """Number of parameters of LoRA on all linear layers but the output and the experts."""
+        attention = 2 * (2 * self.hidden + self.heads + self.shared_heads)
+        dense = 3 * (self.hidden + self.inner) if self.experts == 1 else 0
+        return rank * self.num_layers * (attention + dense)
+
+    @property
+    def kept(self) -> int:
+        """Numbers that a token's pass through a layer keeps for the backward pass: inputs of norms, linear
+        layers, attention and product.
+        """
+        return 9 * self.hidden + 3 * self.heads + 3 * self.shared_heads + 4 * self.inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process and its bytes at its peak. ``on_gpu`` says that they lie on a GPU."""
+
+    name: str
+    count: int
+    on_gpu: bool = False
+    program: float = 0.0
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    logits: float = 0.0
+    cache: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Sum of all parts."""
+        return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = [each.name for each in fields(Process) if each.type == "float"]
+
+
+@dataclass(frozen=True)
+class Devices:
+    """GPUs, and the bytes of each."""
+
+    count: int
+    bytes: float
+
+    @classmethod
+    def of(cls, text: str) -> Devices:
+        """Read ``8x80`` (8 GPUs of 80 GB) or ``4x8x80`` (4 nodes with as many). Raises ``ConfigError``."""
+        if not re.fullmatch(r"(\d+x){1,2}\d+(\.\d+)?", text):
+            raise ConfigError(
+                f"--plan {text} names no devices: write their number and the GB of each, as in --plan 8x80, "
+                "or nodes x GPUs x GB, as in --plan 4x8x80."
+            )
+        *numbers, size = text.split("x")
+        devices = cls(math.prod(map(int, numbers)), float(size) * GB)
+        if not devices.count or not devices.bytes:
+            raise ConfigError(f"--plan {text} has no GPU or no memory: use numbers above 0.")
+        return devices
+
+    @classmethod
+    def here(cls) -> Devices:
+        """Find the GPUs of this machine. Raises ``ConfigError`` if there are none."""
+        import torch
+
+        sizes = [
+            torch.cuda.get_device_properties(each).total_memory for each in range(torch.cuda.device_count())
+        ]
+        if not sizes:
+            raise ConfigError(
+                "torch finds no GPU on this machine: name those to plan for, as in --plan 8x80 (their number "
+                "and the GB of each)."
+            )
+        return cls(len(sizes), min(sizes))
+
+
+def shape_of(config: TrainConfig) -> ModelShape:
+    """The shape of the model of a run; without ``model.path`` that of the largest tiny one.
+
+    Raises:
+        ConfigError: its ``config.json`` cannot be had, or is of another kind.
+    """
+    path = config.model.path
+    return ModelShape.of(TINY if path is None else config_of(model_folder(path)))
+
+
+def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) -> list[Process]:
+    """All processes of a run at their peaks.
+
+    Args:
+        gpu_bytes: memory of a GPU, of which an engine takes its share.
+    """
+    learner, engine = config.learner, config.server.engine
+    algorithm = algorithm_of(config)
+    rows = _ranks("learner rank", config, shape, learner.lora.rank)
+    if algorithm.uses_critic:
+        critic = _ranks("critic rank", config, replace(shape, tied=True), lora_rank=0)
+        rows += [replace(row, logits=0.0) for row in critic]
+    rows += _replicas(config, shape, gpu_bytes)
+    reference = _trained(shape, learner.lora.rank) if algorithm.uses_reference else 0
+    published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
+    rows += [
+        Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
+        Process(name="weights on their way", count=1, weights=2 * published),
+        Process(name="rollout actor", count=num_rollout_actors(config), program=PAIR),
+        Process(name="Ray and the rest", count=1, program=REST),
+    ]
+    return [row for row in rows if row.count and row.bytes]
+
+
+def _trained(shape: ModelShape, lora_rank: int) -> int:
+    """Number of parameters that are trained."""
+    return shape.adapters(lora_rank) if lora_rank else shape.num_parameters
+
+
+def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) -> list[Process]:
+    """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, the layers that it
+    has gathered, and its largest micro-batch. On GPUs a part of each lies on the host.
+    """
+    learner = config.learner
+    on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
+    model, engine = learner.verl.get("model", {}), learner.verl.get("engine", {})
+    number = HALF if learner.dtype == "bfloat16" else FULL
+    master = HALF if engine.get("model_dtype") in ("bf16", "bfloat16") else FULL
+    shards = engine.get("fsdp_size", -1)
+    state = master / (shards if 0 < shards < num_ranks else num_ranks)
+    whole, trained = state * shape.num_parameters, state * _trained(shape, lora_rank)
+    gathered = number * (shape.embedding + 2 * shape.layer)
+    if not lora_rank:
+        gathered += FULL * shape.layer  # the gradient of a layer before it is shared out
+    tokens, kept = _micro_batch(config), shape.num_layers * shape.kept
+    if model.get("enable_gradient_checkpointing", on_gpu):
+        kept = shape.num_layers * shape.hidden + shape.kept
+    rank = Process(
+        name=name,
+        count=learner.num_workers,
+        program=LEARNER_PROCESS,
+        weights=whole + gathered,
+        gradients=trained,
+        optimizer=2 * trained,
+        activations=tokens * number * kept,
+        logits=tokens * shape.vocabulary * LOGIT_BYTES,
+    )
+    if not on_gpu:
+        return [rank]
+    # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
+    loaded = FULL * shape.num_parameters / (1 if shape.tied else num_ranks)
+    host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS, weights=loaded)
+    if engine.get("offload_policy"):
+        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)
+        rank = replace(rank, weights=gathered, gradients=0, optimizer=0)
+    else:  # the step copies a moment, when activations are gone
+        copied = max(0.0, trained - rank.activations - rank.logits)
+        rank = replace(rank, optimizer=rank.optimizer + copied)
+    return [replace(rank, on_gpu=True, program=GPU_CONTEXT), host]
+
+
+def _micro_batch(config: TrainConfig) -> int:
+    """Tokens of the largest micro-batch of a rank, all of them in responses."""
+    learner, rollout, stages = config.learner, config.rollout, config.stages
+    samples = [
+        learner.mini_batch_size,
+        config.warm_start.batch_size if config.warm_start.num_steps and "warm_start" in stages else 0,
+        2 * config.preferences.pairs_per_step if "preferences" in stages else 0,
+    ]
+    of_a_rank = math.ceil(max(samples) / max(1, learner.num_workers))
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    return min(learner.micro_batch_tokens, of_a_rank * longest)
+
+
+def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[Process]:
+    """Replicas. On GPUs each has a part on every one of its own, where its cache takes what its share leaves,
+    and a part on the host.
+    """
+    engine, count = config.server.engine, most_replicas(config)
+    number = HALF if engine.half_dtype else FULL
+    num_sequences = int(engine.options.get("max_num_seqs") or MAX_SEQUENCES)
+    logits = num_sequences * shape.vocabulary * LOGIT_BYTES
+    weights = number * shape.num_parameters
+    host = Process(name="replica", count=count, program=ENGINE_PROCESS)
+    if not engine.num_gpus:
+        # vLLM packs a copy for the CPU's kernels, and new weights arrive in a third.
+        return [replace(host, weights=3 * weights, logits=logits, cache=cache_bytes(shape.config, engine))]
+    spread = math.ceil(engine.num_gpus)
+    least = engine.max_model_tokens * token_bytes(shape.config, engine) / spread
+    left = _engine_share(config) * gpu_bytes - GPU_CONTEXT - (weights + logits) / spread
+    gpu = Process(
+        name=host.name,
+        count=count * spread,
+        on_gpu=True,
+        program=GPU_CONTEXT,
+        weights=weights / spread,
+        logits=logits / spread,
+        cache=max(least, left),
+    )
+    return [gpu, replace(host, name="replica on the host")]
+
+
+def _engine_share(config: TrainConfig) -> float:
+    """Share of a GPU that an engine takes."""
+    return float(config.server.engine.options.get("gpu_memory_utilization", GPU_SHARE))
+
+
+def plan_text(config: TrainConfig, shape: ModelShape, devices: Devices | None) -> str:
+    """The plan of a run: each process, what fits, and the settings to change where something does not.
+
+    Args:
+        devices: the GPUs to plan for; ``None`` for those of this machine.
+
+    Raises:
+        ConfigError: GPUs are given and none is used, or they are needed and neither given nor here.
+    """
+    needed = num_gpus(config)
+    if not needed and devices is not None:
+        raise ConfigError(
+            f"learner.device={config.learner.device} and server.engine.num_gpus=0 use none of the "
+            f"{devices.count} GPU(s) of --plan: add learner.device=cuda server.engine.num_gpus=1, or leave "
+            "the devices out, to plan for the memory of this machine."
+        )
+    if needed and devices is None:
+        devices = Devices.here()
+    devices = devices or Devices(0, 0.0)
+    rows = processes(config, shape, devices.bytes)
+    lines = [
+        f"Peak memory by plan, of {shape.num_parameters / 1e6:,.1f} M parameters.",
+        f"The largest micro-batch is full, with {_micro_batch(config):,} tokens, all sampled: "
+        "runs with shorter rollouts take less.",
+        "",
+        *_table(rows),
+        "",
+    ]
+    if needed > devices.count:
+        lines.append(
+            f"{needed:g} GPU(s) are needed, and there are {devices.count}: lower learner.num_workers="
+            f"{config.learner.num_workers} or server.num_replicas={config.server.num_replicas}."
+        )
+    for name in dict.fromkeys(row.name for row in rows if row.on_gpu):
+        share = _engine_share(config) if name == "replica" else 1.0
+        lines += _verdict(config, shape, name, devices, share * devices.bytes)
+    if not needed:
+        lines += _verdict(config, shape, HOST, devices, psutil.virtual_memory().available)
+    else:
+        lines.append(f"{HOST}: {_bytes(rows, HOST) / GB:.1f} GB, of all nodes together.")
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Process]) -> list[str]:
+    """Lines of a table in GB: a process a line, and after it the sum."""
+    heads = ["GB of each", "number", *PARTS, "sum"]
+    cells = [
+        [
+            row.name + (" (GPU)" if row.on_gpu else ""),
+            str(row.count),
+            *(f"{size / GB:.2f}" if (size := getattr(row, part)) else "" for part in PARTS),
+            f"{row.bytes / GB:.2f}",
+        ]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
+    for first, *others in (heads, *cells):
+        figures = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *figures]))
+    return lines
+
+
+def _bytes(rows: Sequence[Process], name: str) -> float:
+    """Bytes of a process on a GPU, or of all that lies in the host's memory."""
+    if name == HOST:
+        return sum(row.count * row.bytes for row in rows if not row.on_gpu)
+    return max(row.bytes for row in rows if row.name == name)
+
+
+def _verdict(
+    config: TrainConfig, shape: ModelShape, name: str, devices: Devices, limit: float
+) -> Iterator[str]:
+    """Lines on what is needed of ``limit`` bytes, and the changes that lower it, the greatest first."""
+
+    def needed(changed: TrainConfig) -> float:
+        return _bytes(processes(changed, shape, devices.bytes), name)
+
+    def fits(size: float) -> bool:
+        return size < limit + 1  # a byte more: sums are rounded
+
+    size = needed(config)
+    yield f"{name}: {size / GB:.1f} GB of {limit / GB:.1f} GB: {'fits' if fits(size) else 'DOES NOT FIT'}."
+    if fits(size):
+        return
+    sizes = {}
+    for change in _changes(config):
+        changed = with_overrides(asdict(config), change.split())
+        if num_gpus(changed) <= devices.count and needed(changed) < size:
+            sizes[change] = needed(changed)
+    for change, after in sorted(sizes.items(), key=lambda each: each[1]):
+        yield f"  {change}: {after / GB:.1f} GB{', fits' * fits(after)}"
+    changed = with_overrides(asdict(config), " ".join(sizes).split())
+    if not fits(needed(changed)):
+        yield f"  with all of that {needed(changed) / GB:.1f} GB, still too much"
+    elif not any(map(fits, sizes.values())):
+        yield f"  with all of that {needed(changed) / GB:.1f} GB, fits"
+
+
+def _changes(config: TrainConfig) -> Iterator[str]:
+    """Settings that take less memory than those of ``config``."""
+    learner, engine, rollout = config.learner, config.server.engine, config.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if longest < learner.micro_batch_tokens:
+        yield f"learner.micro_batch_tokens={longest}"
+    if not learner.lora.rank:
+        yield "learner.lora.rank=16"
+    if learner.device == "cuda":
+        yield f"learner.num_workers={2 * learner.num_workers}"
+        yield "learner.dtype=bfloat16"
+        yield "learner.verl.engine.offload_policy=true"
+    else:
+        yield "learner.verl.model.enable_gradient_checkpointing=true"
+    if engine.num_gpus:
+        spread = 2 * math.ceil(engine.num_gpus)
+        yield f"server.engine.num_gpus={spread} server.engine.options.tensor_parallel_size={spread}"
+    else:
+        num_sequences = engine.options.get("max_num_seqs") or MAX_SEQUENCES
+        yield f"server.engine.options.max_num_seqs={math.ceil(num_sequences / 2)}"
+        yield f"fleet.num_actors={math.ceil(config.fleet.num_actors / 2)}"
+    if not engine.half_dtype:
+        yield "server.engine.options.dtype=bfloat16"
+
+
+def memory_notice(config: TrainConfig, model_path: str) -> str | None:
+    """A sentence if the run will need more memory than this machine has free; else ``None``.
+
+    Only for a run on CPUs that starts its own Ray: on a cluster its parts lie on several machines.
+    """
+    if os.environ.get("RAY_ADDRESS") or num_gpus(config):
+        return None
+    try:
+        rows = processes(config, ModelShape.of(config_of(model_path)))
+    except ConfigError:
+        return None  # a model whose shape is not known here
+    needed, free = _bytes(rows, HOST), psutil.virtual_memory().available
+    if needed <= free:
+        return None
+    listed = ", ".join(f"{row.count} x {row.bytes / GB:.1f} for {row.name}" for row in rows)
+    return (
+        f"This run will need about {needed / GB:.1f} GB of memory at its peak and this machine has "
+        f"{free / GB:.1f} GB free, so Ray may end a process of it: {listed}. The same command with --plan "
+        "names the settings to change."
+    )
