@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.validation.resources import most_replicas, num_rollout_actors
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes
@@ -73,12 +74,23 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
     cache = cache_bytes(model_path, engine)
     replica = ENGINE_PROCESS + cache + 2 * weights + 6 * FLOAT * vocabulary * num_sequences
     return {
-        "for the learner": rank * learner.num_workers,
+        "for the learner": (rank + _teacher_bytes(config)) * learner.num_workers,
         "for the policy server": replica * most_replicas(config),
         "for weights on their way": 2 * weights,
         "for rollout actors": PAIR * num_rollout_actors(config),
         "for Ray and the rest": REST,
     }
+
+
+def _teacher_bytes(config: TrainConfig) -> float:
+    """Bytes of the teacher on a rank, as far as it lies in a folder."""
+    teacher = algorithm_of(config).teacher
+    if teacher is None:
+        return 0
+    folder = Path(model_folder(teacher, "algorithm.options.teacher"))
+    config_file = folder / "config.json"
+    shape = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    return weight_bytes(folder, shape)
 
 
 def learner_bytes(

@@ -113,6 +113,7 @@ def _check(
         for name, column, needed in (
             ("old_logprobs", sample.old_logprobs, algorithm.needs_all_scores),
             ("reference_logprobs", sample.reference_logprobs, in_reward),
+            ("teacher_logprobs", sample.teacher_logprobs, algorithm.estimator.uses_teacher),
             ("values", sample.values, algorithm.uses_critic),
         ):
             if needed and len(column) != len(sample.response_ids):
@@ -257,9 +258,10 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
         **algorithm.options,
     }
     if algorithm.uses_critic:
-        sampled = [unit.tokens.samples for unit in units]
-        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in sampled]
-        arguments["values"] = _padded(values)
+        arguments["values"] = _padded(_column(units, "values"))
+    if algorithm.estimator.uses_teacher:
+        arguments["old_log_prob"] = _padded(_column(units, "old_logprobs"))
+        arguments["teacher_log_prob"] = _padded(_column(units, "teacher_logprobs"))
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
@@ -317,10 +319,19 @@ def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str
     }
     if algorithm.uses_critic:
         metrics["learn/return_mean"] = float(np.concatenate([unit.returns for unit in units]).mean())
+    if algorithm.estimator.uses_teacher:
+        policy, teacher = (np.concatenate(_column(units, f"{name}_logprobs")) for name in ("old", "teacher"))
+        metrics["learn/teacher_kl"] = float((policy - teacher).mean())
     return metrics
 
 
 # -- columns -------------------------------------------------------------------------------------------
+
+
+def _column(units: Sequence[CreditUnit], name: str) -> list[np.ndarray]:
+    """[T] of each unit that is a whole trajectory: the values of a column on its sampled tokens."""
+    sampled = [unit.tokens.samples for unit in units]
+    return [_on_tokens(each, [getattr(sample, name) for sample in each]) for each in sampled]
 
 
 def _on_tokens(samples: Sequence[TrainingSample], columns: Sequence[Sequence[float]]) -> np.ndarray:

@@ -61,7 +61,7 @@ class AlgorithmConfig:
 
     name: str = "grpo"
     """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
-    gpg, ppo, one that module registers, or custom, which combines advantage and loss."""
+    gpg, ppo, distillation, one that module registers, or custom, which combines advantage and loss."""
     advantage: str | None = None
     """Advantage estimator, for name=custom: grpo, rloo, grpo_passk, ... or one that module registers."""
     loss: str | None = None
