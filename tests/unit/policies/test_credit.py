@@ -357,7 +357,7 @@ def test_distillation_needs_scores_of_teacher() -> None:
         assign_credit(GROUPS, unscored, algorithm("distillation"), 0.0)
 
 
-def test_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+def test_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
     """Gu et al. 2024 (MiniLLM), eq. 1: over all tokens of a vocabulary, each as often as it is sampled."""
     logits = torch.tensor([0.3, -1.2, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
     policy, teacher = logits.log_softmax(-1), torch.tensor([1.0, 0.5, -0.2, -3.0]).double().log_softmax(-1)
