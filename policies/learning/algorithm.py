@@ -68,7 +68,7 @@ class Algorithm:
     @property
     def teacher(self) -> str | None:
         """Return the folder of the model that the policy learns from, where there is one."""
-        return str(self.options["teacher"]) if self.estimator.uses_teacher else None
+        return str(self.options.get("teacher", "")) if self.estimator.uses_teacher else None
 
     @property
     def compares_returns(self) -> bool:
