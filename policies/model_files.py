@@ -36,7 +36,7 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
     if Path(model).is_dir():
         check_files(Path(model))
     else:
-        _check_hub(model)
+        _check_hub(model, "model.path")
     tokenizer = load_tokenizer(model)
     if Path(model).is_dir():
         _check_tokenizer(Path(model), tokenizer)
@@ -49,6 +49,56 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
         ) from error
     except (TemplateError, TypeError, ValueError, LookupError):
         return  # it expects other messages, which the agent may have
+
+
+def check_teacher(teacher: str, student: PreTrainedTokenizerBase, student_rows: int | None = None) -> None:
+    """Check that a teacher can be loaded, and reads each token of the student as the student does.
+
+    Its chat template and its merges are of no account: it scores tokens, and reads no text.
+
+    Args:
+        teacher: folder or hub name.
+        student: tokenizer of the model that learns.
+        student_rows: tokens that the student can sample: a model may have more than its tokenizer knows.
+
+    Raises:
+        ConfigError: names what is missing or damaged, or the first token that differs.
+    """
+    from policies.chat import load_tokenizer
+
+    setting = "algorithm.options.teacher"
+    if Path(teacher).is_dir():
+        check_files(Path(teacher))
+    else:
+        _check_hub(teacher, setting)
+    tokenizer = load_tokenizer(teacher)
+    remedy = "name a teacher of the student's family, such as a larger model or a checkpoint of one"
+    ours, theirs = (
+        {number: text for text, number in each.get_vocab().items()} for each in (student, tokenizer)
+    )
+    for number in sorted(ours.keys() | theirs.keys()):
+        if ours.get(number) != theirs.get(number):
+            raise ConfigError(
+                f"{setting}={teacher!r} has token {number} as {theirs.get(number)!r}, and the student has it "
+                f"as {ours.get(number)!r}: {remedy}."
+            )
+    for name in ("bos_token", "eos_token"):  # padding is never scored
+        if getattr(student, name) != getattr(tokenizer, name):
+            raise ConfigError(
+                f"{setting}={teacher!r} has {name}={getattr(tokenizer, name)!r}, and the student has "
+                f"{getattr(student, name)!r}: {remedy}."
+            )
+    rows = num_rows(teacher)
+    if rows is not None and student_rows is not None and rows < student_rows:
+        raise ConfigError(
+            f"{setting}={teacher!r} has vocab_size={rows}, and the student can sample {student_rows} tokens: "
+            f"{remedy}."
+        )
+
+
+def num_rows(model: str) -> int | None:
+    """Tokens that the model in a folder reads and can sample; ``None`` of one that only the hub has."""
+    return _vocab_size(json_object(Path(model) / CONFIG)) if Path(model).is_dir() else None
 
 
 def check_files(folder: Path) -> None:
@@ -123,7 +173,7 @@ def _check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _check_hub(name: str) -> None:
+def _check_hub(name: str, setting: str) -> None:
     """Check that a model of that name is in the hub's cache, or on the hub. Raises ``ConfigError``."""
     from httpx import HTTPError
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -134,7 +184,7 @@ def _check_hub(name: str) -> None:
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"model.path={name!r} is no folder here, and no model of that name can be had from the hub "
+            f"{setting}={name!r} is no folder here, and no model of that name can be had from the hub "
             f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
         ) from error
 

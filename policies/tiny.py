@@ -19,6 +19,8 @@ EOS_TOKEN = "<|im_end|>"
 PAD_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
 BYTE_ALPHABET_SIZE = 256
+NUM_CONVERSATIONS = 1000
+"""Demonstrations, the first ones, from which a run's tiny model has its tokens."""
 
 SIZES = {
     "hidden_size": 128,

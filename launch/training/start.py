@@ -232,13 +232,13 @@ def model_in_background(
 
 def build_tiny_model(workload: Workload, state: RunState, seed: int) -> str:
     """A tiny model in the run's folder, from the tokens of the demonstrations."""
-    from policies.tiny import build_model
+    from policies.tiny import NUM_CONVERSATIONS, build_model
 
     folder = state.directory / "model"
     if state.checkpoint is None or not folder.exists():  # else it may be of a start that failed
         temporary = state.directory / ".model.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        build_model(temporary, workload.demonstrations[:1000], seed=seed)
+        build_model(temporary, workload.demonstrations[:NUM_CONVERSATIONS], seed=seed)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     return str(folder)
@@ -276,8 +276,12 @@ def start_learner(
     """The learner, which begins with ``stage``.
 
     Args:
+        algorithm: names the teacher, if it has one, as the settings do.
         lock: of the run's folder, which all ranks have to see; ``None`` where nothing is written there.
     """
+    if algorithm.teacher is not None:
+        folder = model_folder(algorithm.teacher, "algorithm.options.teacher")
+        algorithm = replace(algorithm, options={**algorithm.options, "teacher": folder})
     return LearnerGroup(
         model_path,
         replace(config.learner, optimizer=stage.optimizer),

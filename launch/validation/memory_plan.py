@@ -26,6 +26,7 @@ from launch.settings.tree import TrainConfig, algorithm_of
 from launch.validation.resources import most_replicas, num_gpus, num_rollout_actors
 from policies import tiny
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes, token_bytes
+from policies.learning.algorithm import Algorithm
 from policies.model_files import config_of
 
 GB = 1e9
@@ -222,6 +223,7 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
     rows += [
         Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
+        Process(name="teacher", count=1, weights=FULL * _teacher_size(algorithm)),  # likewise
         Process(name="weights on their way", count=1, weights=2 * published),
         Process(name="rollout actor", count=num_rollout_actors(config), program=PAIR),
         Process(name="Ray and the rest", count=1, program=REST),
@@ -232,6 +234,14 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
 def _trained(shape: ModelShape, lora_rank: int) -> int:
     """Number of parameters that are trained."""
     return shape.adapters(lora_rank) if lora_rank else shape.num_parameters
+
+
+def _teacher_size(algorithm: Algorithm) -> int:
+    """Number of parameters of the teacher; 0 without one."""
+    if not algorithm.teacher:
+        return 0
+    folder = model_folder(algorithm.teacher, "algorithm.options.teacher")
+    return ModelShape.of(config_of(folder)).num_parameters
 
 
 def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) -> list[Process]:

@@ -19,7 +19,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
-from policies.model_files import check_loadable
+from policies.model_files import check_loadable, check_teacher, num_rows
 
 
 def check_classes(workload: Workload) -> None:
@@ -194,6 +194,29 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
             "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
             "set model.path to a Hugging Face name or folder."
         )
+    _check_teacher(config, workload)
+
+
+def _check_teacher(config: TrainConfig, workload: Workload) -> None:
+    """The teacher, if the algorithm has one, has the tokens of the model. Raises ``ConfigError``."""
+    from policies.chat import load_tokenizer
+    from policies.tiny import NUM_CONVERSATIONS, build_tokenizer
+
+    algorithm = algorithm_of(config)
+    if algorithm.teacher is None:
+        return
+    if not algorithm.teacher:
+        raise ConfigError(
+            f"algorithm.options.teacher is not set, and algorithm.name={algorithm.name!r} learns from a "
+            "teacher: name a model's folder, a checkpoint or a run, such as "
+            "algorithm.options.teacher=runs/teacher."
+        )
+    teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
+    if config.model.path is None:
+        check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]))
+    else:
+        student = model_folder(config.model.path)
+        check_teacher(teacher, load_tokenizer(student), num_rows(student))
 
 
 def check_shapes(config: TrainConfig, workload: Workload) -> None:

@@ -72,6 +72,11 @@ class Algorithm:
         return self.kl_place != "none"
 
     @property
+    def teacher(self) -> str | None:
+        """Return the folder of the model that the policy learns from, where there is one."""
+        return str(self.options.get("teacher", "")) if self.estimator.uses_teacher else None
+
+    @property
     def compares_returns(self) -> bool:
         """Return whether each trajectory is compared with other members of its group by its whole return."""
         return self.estimator.compares and self.credit == "broadcast" and not self.policy_loss.one_advantage
@@ -88,7 +93,8 @@ class Algorithm:
 
         Otherwise the first one's old log-probabilities are those of its own step: nothing has changed before.
         """
-        return self.masks_far_tokens or self.kl_place == "reward" or self.num_epochs > 1
+        in_reward = self.kl_place == "reward" or self.estimator.uses_teacher
+        return self.masks_far_tokens or in_reward or self.num_epochs > 1
 
     @property
     def uses_greedy_baseline(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from environments.bounds import check_bounds, check_choice
@@ -143,6 +144,14 @@ ALGORITHMS = {
         "old values; an episode that a limit has ended is worth nothing more, as if it were finished; "
         f"{_DUAL_CLIP}",
     ),
+    "distillation": Definition(
+        advantage="reverse_kl",
+        summary="log-probability of each sampled token under a teacher, less the policy's own; clipped ratio",
+        paper="Agarwal et al. 2024 (GKD); Gu et al. 2024 (MiniLLM); Lu et al. 2025",
+        zero_signal_source="no groups",
+        differences="one sampled token instead of GKD's sum over the vocabulary; no token pays for what "
+        f"follows it, as it does in MiniLLM; {_DUAL_CLIP}",
+    ),
 }
 SHIPPED = frozenset(ALGORITHMS)
 """The algorithms that come with Troupe; a user's module may add others."""
@@ -191,13 +200,15 @@ def resolve(
     clip_low, clip_high = loss.clip or (0.0, 0.0)
     zero_signal_groups = _or(config.zero_signal_groups, definition.zero_signal_groups)
     _check_zero_signal(zero_signal_groups, config, overlong_penalty)
+    options = resolve_options(
+        config.name, config.options, definition.options, estimator.options, loss.options
+    )
+    _check_rewards_count(config, options, overlong_penalty)
     return Algorithm(
         name=config.name,
         advantage=definition.advantage,
         loss=definition.loss,
-        options=resolve_options(
-            config.name, config.options, definition.options, estimator.options, loss.options
-        ),
+        options=options,
         loss_aggregation=_or(config.loss_aggregation, definition.loss_aggregation or loss.aggregation),
         clip_low=_or(config.clip_low, clip_low),
         clip_high=_or(config.clip_high, _or(definition.clip_high, clip_high)),
@@ -334,6 +345,23 @@ def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty
             f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} would leave out "
             f"groups that the environment has rewarded alike, and {lost[0]} has something to teach by them. "
             "Set algorithm.zero_signal_groups=keep."
+        )
+
+
+def _check_rewards_count(
+    config: AlgorithmConfig, options: Mapping[str, Any], overlong_penalty: float
+) -> None:
+    """Nothing is subtracted from rewards that the algorithm leaves out."""
+    penalties = {
+        "algorithm.kl.place=reward": config.kl.place == "reward",
+        f"algorithm.overlong_penalty={overlong_penalty}": overlong_penalty > 0,
+    }
+    lost = [penalty for penalty, is_set in penalties.items() if is_set]
+    if options.get("reward_coef") == 0 and lost:
+        raise ConfigError(
+            f"{lost[0]} has no effect in algorithm.name={config.name!r} with "
+            "algorithm.options.reward_coef=0: rewards are left out. Set it to 1, for example, or leave "
+            f"{lost[0].partition('=')[0]} out."
         )
 
 

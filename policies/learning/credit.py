@@ -120,6 +120,7 @@ def _check(
         for name, column, needed in (
             ("old_logprobs", sample.old_logprobs, algorithm.needs_all_scores),
             ("reference_logprobs", sample.reference_logprobs, in_reward),
+            ("teacher_logprobs", sample.teacher_logprobs, algorithm.estimator.uses_teacher),
             ("values", sample.values, algorithm.uses_critic),
         ):
             if needed and len(column) != len(sample.response_ids):
@@ -269,6 +270,9 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
     }
     if algorithm.uses_critic:
         arguments["values"] = _padded([unit.tokens.column("values") for unit in units])
+    if algorithm.estimator.uses_teacher:
+        for argument, column in (("old_log_prob", "old_logprobs"), ("teacher_log_prob", "teacher_logprobs")):
+            arguments[argument] = _padded([unit.tokens.column(column) for unit in units])
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
@@ -325,6 +329,9 @@ def _distribution(samples: Sequence[TrainingSample], algorithm: Algorithm) -> di
     }
     if algorithm.uses_critic:
         metrics["learn/return_mean"] = float(on_tokens(samples, "returns").mean())
+    if algorithm.estimator.uses_teacher:
+        distances = on_tokens(samples, "old_logprobs") - on_tokens(samples, "teacher_logprobs")
+        metrics["learn/teacher_kl"] = float(distances.mean())
     return metrics
 
 

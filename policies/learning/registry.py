@@ -9,11 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from environments.bounds import check_choice, leaves, setting
 from environments.errors import ConfigError
 from environments.named_module import load_module
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 @dataclass
@@ -45,10 +49,13 @@ class Estimator:
     """Is given ``values`` [N, T] of a value model that is trained beside the policy."""
     uses_greedy_baseline: bool = False
     """Is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
+    uses_teacher: bool = False
+    """Is given ``old_log_prob`` and ``teacher_log_prob`` [N, T] of a model that its option ``teacher`` names:
+    the learner's ranks load it beside the policy."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
-    """The user's; ``None`` for one that verl has."""
+    """Ours or the user's; ``None`` for one that verl has."""
     name_in_verl: str | None = None
     """``None`` for one that verl has under this name, or does not have."""
 
@@ -132,6 +139,44 @@ class GAEOptions:
     """Lambda: 1 trusts the rewards alone, 0 the critic's next value."""
 
 
+@dataclass
+class DistillationOptions:
+    """Options of distillation from a teacher."""
+
+    teacher: str = ""
+    """Folder or hub name of the teacher, a run (its newest checkpoint), a checkpoint, or a run's file
+    checkpoints/best. Its tokenizer is the policy's."""
+    reward_coef: float = setting(0.0, at_least=0)
+    """Weight of the environment's rewards, as their distance from the group's mean; 0 leaves them out."""
+
+
+def reverse_kl(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    old_log_prob: torch.Tensor,
+    teacher_log_prob: torch.Tensor,
+    reward_coef: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages [N, T] in nats: log p_teacher - log p_policy of each token that the policy has sampled.
+
+    The mean of log p_policy - log p_teacher over the policy's own tokens is the reverse KL, and the policy
+    gradient with these advantages goes down it, each token for itself: what follows a token is not charged to
+    it. Rewards enter as their distance from the mean of their group, the same for all tokens of a rollout.
+
+    Source: Agarwal et al. 2024 (GKD), section 3; Gu et al. 2024 (MiniLLM), eq. 1; per token, with a discount
+    of 0, in Lu et al. 2025 (Thinking Machines, On-Policy Distillation).
+    """
+    advantages = teacher_log_prob - old_log_prob
+    if reward_coef:
+        rewards = token_level_rewards.sum(-1, keepdim=True)
+        for name in set(index):
+            members = index == name
+            advantages[members] += reward_coef * (rewards[members] - rewards[members].mean())
+    advantages = advantages * response_mask
+    return advantages, advantages
+
+
 _GROUP = Estimator(compares=True, uses_untrained=True)
 _GRPO = Estimator(compares=True, uses_untrained=True, options=GRPOOptions)
 _TURNS = replace(_GRPO, discounts=True, options=TurnOptions, name_in_verl="grpo")
@@ -149,6 +194,7 @@ ESTIMATORS = {
     "reinforce_plus_plus": Estimator(by_token=True, discounts=True, whitens=True),
     "gae": Estimator(by_token=True, discounts=True, whitens=True, uses_critic=True, options=GAEOptions),
     "remax": Estimator(uses_greedy_baseline=True),
+    "reverse_kl": Estimator(uses_teacher=True, options=DistillationOptions, function=reverse_kl),
 }
 UNFIT_ESTIMATORS = {
     "gdpo": "it needs rewards in several dimensions, and a step has one",
@@ -196,7 +242,7 @@ _VERL_ESTIMATORS = frozenset({*ESTIMATORS, *UNFIT_ESTIMATORS})
 _VERL_LOSSES = frozenset({*LOSSES, *UNFIT_LOSSES})
 ARGUMENTS = (
     *("token_level_rewards", "response_mask", "index", "gamma", "config", "values", "reward_baselines"),
-    *("old_log_prob", "log_prob", "advantages", "loss_agg_mode", "rollout_is_weights"),
+    *("old_log_prob", "log_prob", "advantages", "loss_agg_mode", "rollout_is_weights", "teacher_log_prob"),
 )
 """Arguments of estimators and losses besides their options."""
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -207,9 +253,9 @@ def register_estimator(name: str, **row: Any) -> Callable[[Function], Function]:
 
     The function is called once an update with those of these arguments that it names (all if it has
     ``**others``): ``token_level_rewards`` [N, T], ``response_mask`` [N, T], ``index`` [N] (the group of each
-    row), ``gamma``, ``config`` (verl's ``AlgoConfig``), where the row says so ``values`` [N, T] or
-    ``reward_baselines`` [N], and its own options by their names. It returns advantages and returns, both
-    [N, T].
+    row), ``gamma``, ``config`` (verl's ``AlgoConfig``), where the row says so ``values`` [N, T],
+    ``reward_baselines`` [N], or ``old_log_prob`` and ``teacher_log_prob`` [N, T], and its own options by
+    their names. It returns advantages and returns, both [N, T].
 
     Raises:
         ConfigError: the name is taken by an estimator that comes with Troupe or verl.
@@ -263,7 +309,9 @@ def import_own(module: str | None) -> None:
 def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[str]) -> None:
     assert row.function is not None
     if name in taken:
-        raise ConfigError(f"The {kind} {name!r} comes with verl: register yours under another name.")
+        raise ConfigError(
+            f"The {kind} {name!r} comes with Troupe or verl: register yours under another name."
+        )
     parameters = inspect.signature(row.function).parameters
     for option in fields(row.options):
         if option.name in ARGUMENTS or option.name not in parameters:

@@ -32,8 +32,8 @@ class TrainingSample:
     ``prompt_ids`` [P], P >= 1, is everything before the first sampled token. ``response_ids`` [R] runs
     from there to the last sampled token; ``loss_mask`` [R] is 1 on sampled tokens and 0 on what the
     environment said in between. All further columns are [R] too, and 0 where the mask is 0. What is filled
-    in later is empty until then: ``old_logprobs``, ``reference_logprobs`` and ``values`` by the learner's
-    ``score``, ``advantages`` and ``returns`` by ``assign_credit``.
+    in later is empty until then: the other log-probabilities and ``values`` by the learner's ``score``,
+    ``advantages`` and ``returns`` by ``assign_credit``.
 
     Columns read as tuples, made by each access from typed arrays. Ids are those of the trajectory's turns,
     which its samples share as far as they repeat each other.
@@ -53,6 +53,7 @@ class TrainingSample:
     old_logprobs: Floats = Floats()
     """The learner's own, before the first optimizer step of the update."""
     reference_logprobs: Floats = Floats()
+    teacher_logprobs: Floats = Floats()
     values: Floats = Floats()
     advantages: Floats = Floats()
     returns: Floats = Floats()
@@ -110,6 +111,7 @@ class TrainingSample:
             rewards=thinned(self.rewards),
             old_logprobs=thinned(self.old_logprobs),
             reference_logprobs=thinned(self.reference_logprobs),
+            teacher_logprobs=thinned(self.teacher_logprobs),
             values=thinned(self.values),
             advantages=thinned(self.advantages),
             returns=thinned(self.returns),
@@ -311,6 +313,7 @@ def padding_sample(token_id: int) -> TrainingSample:
         rewards=(0.0,),
         old_logprobs=(0.0,),
         reference_logprobs=(0.0,),
+        teacher_logprobs=(0.0,),
         values=(0.0,),
         advantages=(0.0,),
         returns=(0.0,),

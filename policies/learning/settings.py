@@ -61,8 +61,8 @@ class AlgorithmConfig:
 
     name: str = "grpo"
     """grpo, dr_grpo, dapo, gspo, cispo, gigpo, mt_grpo, rloo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, remax, opo, gpg, ppo, one that module registers, or custom, which combines
-    advantage and loss."""
+    reinforce_plus_plus_baseline, remax, opo, gpg, ppo, distillation, one that module registers, or custom,
+    which combines advantage and loss."""
     advantage: str | None = None
     """Advantage estimator, for name=custom: grpo, rloo, grpo_passk, ... or one that module registers."""
     loss: str | None = None
@@ -71,7 +71,7 @@ class AlgorithmConfig:
     """Module that registers your own advantage, loss or algorithm; every learner rank imports it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), omega (gigpo's), lam
-    (gae's), or those of your own. Unknown ones are errors."""
+    (gae's), teacher and reward_coef (distillation's), or those of your own. Unknown ones are errors."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """Way in which the losses of an update's tokens become one number."""
     clip_low: float | None = setting(None, above=0)

@@ -120,6 +120,7 @@ def _check_supervised(config: TrainConfig) -> None:
     for setting, part, is_used in (
         (given, "a critic", algorithm.uses_critic),
         (given, "greedy rollouts", algorithm.uses_greedy_baseline),
+        (given, "a teacher", algorithm.estimator.uses_teacher),
         (f"algorithm.kl.place={algorithm.kl_place}", "a reference policy", algorithm.uses_reference),
     ):
         if is_used:

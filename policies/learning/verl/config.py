@@ -55,6 +55,17 @@ def policy_worker_config(
     )
 
 
+def teacher_worker_config(model_path: str, learner: LearnerConfig) -> TrainingWorkerConfig:
+    """verl's worker for a model that only scores; its optimizer is never used, and so holds nothing.
+
+    verl has workers without one (``forward_only``), whose weights lie in pinned memory: a machine without a
+    GPU has none.
+    """
+    return _worker_config(
+        "language_model", model_path, learner, optimizer_config(OptimizerConfig(), learner, 1)
+    )
+
+
 def critic_worker_config(
     model_path: str, learner: LearnerConfig, num_schedule_steps: int
 ) -> TrainingWorkerConfig:

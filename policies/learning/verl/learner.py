@@ -19,8 +19,8 @@ from policies.learning.registry import import_own
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
-from policies.learning.verl.config import actor_config, policy_worker_config
-from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS, as_column
+from policies.learning.verl.config import actor_config, policy_worker_config, teacher_worker_config
+from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.token_trees import obstacle
@@ -66,6 +66,17 @@ FIRST_STEP_NAMES = {
 """Metrics that later steps would mix with what the update has changed."""
 
 
+class Teacher(VerlWorker):
+    """A rank of a language model of any shape that scores the policy's tokens, and learns nothing."""
+
+    def __init__(self, model_path: str, learner: LearnerConfig, seed: int) -> None:
+        super().__init__(teacher_worker_config(model_path, learner), learner, seed)
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with ``teacher_logprobs``. Collective."""
+        return batch.with_column("teacher_logprobs", self._logprobs(batch))
+
+
 class VerlLearner(VerlWorker):
     """A rank of the policy.
 
@@ -96,6 +107,8 @@ class VerlLearner(VerlWorker):
         self._algorithm = algorithm
         self._policy_loss = partial(policy_loss, algorithm, actor_config(learner, algorithm))
         self._supervised_loss = partial(sft_loss, None)
+        # Before the policy, which sets torch's generator once more: its numbers are those without a teacher.
+        self._teacher = None if algorithm.teacher is None else Teacher(algorithm.teacher, learner, seed)
         try:
             super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)
         except PeftError as error:
@@ -143,7 +156,8 @@ class VerlLearner(VerlWorker):
 
     @on_all_ranks
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
-        """The batches with ``old_logprobs``, and with ``reference_logprobs`` where the algorithm needs them.
+        """The batches with ``old_logprobs``, and where the algorithm needs them with those of a teacher and
+        of the reference.
 
         The first batch is left without ``old_logprobs`` unless the algorithm needs all scores: they would be
         those of the first step of ``update``, which has the same weights, and takes its own. In bypass mode
@@ -158,6 +172,8 @@ class VerlLearner(VerlWorker):
             num_unscored = 0 if self._algorithm.needs_all_scores else 1
             scored = [*batches[:num_unscored]]
             scored += [self._with_logprobs(batch, "old_logprobs") for batch in batches[num_unscored:]]
+        if self._teacher is not None:
+            scored = [self._teacher.score(batch) for batch in scored]
         if self._reference is None:
             return scored
         with self._reference.in_place():
@@ -211,9 +227,6 @@ class VerlLearner(VerlWorker):
 
     def _with_logprobs(self, batch: TrainBatch, column: str) -> TrainBatch:
         return batch.with_column(column, self._logprobs(batch))
-
-    def _logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
-        return as_column(self._forward(batch, "log_probs"), batch)
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

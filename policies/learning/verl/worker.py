@@ -20,7 +20,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
-from policies.learning.verl.data import RankShard
+from policies.learning.verl.data import RankShard, as_column
 from policies.learning.verl.shards import restore_model, restore_optimizer
 from policies.learning.verl.state_files import StateFiles
 from policies.learning.verl.token_trees import pairs_per_token
@@ -112,6 +112,10 @@ class VerlWorker(TrainingWorker):
         dist.all_gather_object(gathered, own)
         by_index = {index: row for part in gathered for index, row in part.items()}
         return [by_index[index] for index in range(len(batch.samples))]
+
+    def _logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
+        """Log-probability of each sampled token under a language model, as a column."""
+        return as_column(self._forward(batch, "log_probs"), batch)
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -500,6 +500,46 @@ def test_reference_is_policy_at_beginning_of_its_phase(make_rank: MakeRank, lear
     assert old_logprobs(rank) != beginning
 
 
+# -- the teacher ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
+def test_teacher_scores_tokens_and_stays_as_it_is(
+    make_rank: MakeRank, untied_model: Path, tmp_path: Path, learner: LearnerConfig
+) -> None:
+    options = {"teacher": str(untied_model)}
+    rank = make_rank(learner, AlgorithmConfig(name="distillation", options=options))
+    teacher = load(untied_model)
+    for _ in range(2):
+        rank.begin_phase(FAST, 100)
+        for batch in (scored := rank.score(batches())):
+            for sample in batch.samples:
+                expected = token_logprobs(teacher, sample.prompt_ids, sample.response_ids, 1.0)
+                masked = expected * torch.tensor(sample.loss_mask)
+                torch.testing.assert_close(torch.tensor(sample.teacher_logprobs), masked, rtol=0, atol=1e-5)
+        rank.update(scored)
+    rank.save(str(tmp_path))
+    make_rank(learner, AlgorithmConfig()).load(str(tmp_path))  # a checkpoint is the student's alone
+
+
+def test_distillation_brings_student_near_to_teacher(make_rank: MakeRank, untied_model: Path) -> None:
+    options = {"teacher": str(untied_model)}
+    rank = make_rank(algorithm=AlgorithmConfig(name="distillation", options=options))
+    rank.begin_phase(FAST, 100)
+    gaps = []
+    for _ in range(4):
+        (batch,) = rank.score(batches(1))
+        rows = [
+            tuple(
+                teacher - own for teacher, own in zip(each.teacher_logprobs, each.old_logprobs, strict=True)
+            )
+            for each in batch.samples
+        ]
+        gaps.append(sum(sum(map(abs, row)) for row in rows))
+        rank.update([batch.with_column("advantages", rows)])
+    assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 0.95 * gaps[0]
+
+
 # -- checkpoints ---------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from environments.data.conversation_file import ToolConversation, read_conversations
+from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError, DatasetError
-from environments.types import Message
+from environments.types import Message, Step, Trajectory
 from launch.health.interrupt import Interrupts
 from launch.recipes.task_file import workload_of
 from launch.run_folder.jsonl_log import read_records
@@ -243,6 +244,20 @@ def test_row_without_its_prompt_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, {"prompt": "1?", "completion": "1"}, {"prompt": "", "completion": "2"})
     with pytest.raises(DatasetError, match=r"row 1: message 0, of the role 'user', has the content None"):
         read_conversations(path)
+
+
+def test_successes_of_an_evaluation_are_demonstrations(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.jsonl"
+    with TrajectoryFile(path, {"model": "teacher"}, [{}, {}, {}]) as file:
+        for index, reward in enumerate((1.0, 0.0)):
+            steps = [Step(chat_completions=TALK[:2]), Step(chat_completions=[*TALK, *TALK])]
+            file.append(index, Trajectory(task={}, steps=steps, reward=reward))
+    (found,), sentence = read_conversations(path)
+    assert found == [*TALK, *TALK] and "the 1 of 2 trajectories that have succeeded" in sentence
+    with TrajectoryFile(tmp_path / "none.jsonl", {}, [{}]) as file:
+        file.append(0, Trajectory(task={}, reward=0.0))
+    with pytest.raises(DatasetError, match="1 trajectories, and none has succeeded"):
+        read_conversations(tmp_path / "none.jsonl")
 
 
 def test_answer_of_weight_0_is_shown_and_not_learned(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_every_named_algorithm_needs_nothing_but_its_name(name: str) -> None:
     assert named.kl_place == "none" and not named.uses_reference
     assert named.uses_critic == (name == "ppo")
     assert named.uses_greedy_baseline == (name == "remax")
+    assert named.teacher == ("" if name == "distillation" else None)
 
 
 def test_what_is_left_open_is_as_it_was_before_there_were_names() -> None:
@@ -130,7 +131,7 @@ def test_gmpo_clips_wider_and_takes_means_over_sequences() -> None:
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_rollouts_are_taken_again_only_by_a_loss_with_a_ratio(name: str) -> None:
-    assert not algorithm(name).needs_all_scores
+    assert algorithm(name).needs_all_scores == (name == "distillation")
     if name in ("rloo", "remax", "opo", "gpg"):
         with pytest.raises(ConfigError, match=rf"learner.num_epochs=2 .*'{name}'.* Set learner.num_epochs=1"):
             resolve(AlgorithmConfig(name=name), LIMIT, num_epochs=2)
@@ -188,6 +189,16 @@ def test_loss_with_its_own_aggregation_takes_no_other() -> None:
             r"overlong_buffer_tokens=101 has to be from 1 to rollout\.max_response_tokens=100",
         ),
         ({"name": "dapo", "overlong_penalty": 0.0, "overlong_buffer_tokens": 5}, "has no effect in"),
+        (
+            {"name": "distillation", "kl": KLConfig(place="reward")},
+            r"kl\.place=reward has no effect in .*'distillation' with algorithm\.options\.reward_coef=0",
+        ),
+        (
+            {"name": "distillation", "overlong_penalty": 1.0, "overlong_buffer_tokens": 20},
+            r"overlong_penalty=1\.0 has no effect in .*reward_coef=0",
+        ),
+        ({"name": "distillation", "zero_signal_groups": "drop"}, r"reverse_kl learns from groups .* alike"),
+        ({"name": "distillation", "options": {"teecher": "a"}}, r"Did you mean 'teacher'\?"),
         ({"name": "custom", "advantage": "grpo"}, r"algorithm\.loss=None: it needs both"),
         ({"name": "custom", "loss": "gpg"}, r"algorithm\.advantage=None.*it needs both"),
         (
@@ -220,9 +231,10 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
 
 
 def test_kl_in_reward_and_entropy_bonus_go_with_every_algorithm() -> None:
+    needed = {"dapo": {"zero_signal_groups": "keep"}, "distillation": {"options": {"reward_coef": 1.0}}}
     for name in ALGORITHMS:
-        keep = {"zero_signal_groups": "keep"} if name == "dapo" else {}
-        algorithm(name, entropy_coef=0.01, kl=KLConfig(place="reward", coef=0.1), **keep)
+        kl = KLConfig(place="reward", coef=0.1)
+        algorithm(name, entropy_coef=0.01, kl=kl, **needed.get(name, {}))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +260,7 @@ def test_groups_by_which_something_else_teaches_are_not_left_out(
 
 
 def test_only_estimators_that_compare_need_groups() -> None:
-    for name in ("ppo", "remax", "reinforce_plus_plus"):
+    for name in ("ppo", "remax", "reinforce_plus_plus", "distillation"):
         check_group_size(algorithm(name), 1)
     check_group_size(algorithm("rloo"), 2)
     with pytest.raises(ConfigError, match=r"rollout\.group_size=1 with algorithm\.name='rloo'"):

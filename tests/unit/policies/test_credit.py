@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
 from environments.errors import LearnerError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
-from policies.learning.registry import ESTIMATORS
+from policies.learning.registry import ESTIMATORS, reverse_kl
 from policies.learning.samples import TrainingSample, training_samples
 from policies.learning.settings import AlgorithmConfig, KLConfig
 
@@ -75,6 +76,7 @@ class Played:
     old: np.ndarray
     reference: np.ndarray
     values: np.ndarray
+    teacher: np.ndarray
 
     @property
     def reward(self) -> float:
@@ -94,8 +96,8 @@ def played(groups: Sequence[TrajectoryGroup] = GROUPS) -> dict[str, Played]:
                 (len(step.completion.completion_ids), step.reward) for step in member.steps if step.completion
             ]
             rng = np.random.default_rng([ord(letter) for letter in member.rollout_id])
-            old, reference, values = rng.normal(-1.0, 0.4, (3, sum(count for count, _ in turns)))
-            members[member.rollout_id] = Played(each.group_id, turns, old, reference, values)
+            columns = rng.normal(-1.0, 0.4, (4, sum(count for count, _ in turns)))
+            members[member.rollout_id] = Played(each.group_id, turns, *columns)
     return members
 
 
@@ -115,6 +117,7 @@ def scored(groups: Sequence[TrajectoryGroup] = GROUPS) -> dict[str, list[Trainin
                         old_logprobs=sample.on_sampled_tokens(scores.old[part]),
                         reference_logprobs=sample.on_sampled_tokens(scores.reference[part]),
                         values=sample.on_sampled_tokens(scores.values[part]),
+                        teacher_logprobs=sample.on_sampled_tokens(scores.teacher[part]),
                     )
                 )
             if samples:
@@ -391,6 +394,44 @@ def test_turn_has_its_own_advantage_in_any_conversation(name: str) -> None:
 
 def columns(sample: TrainingSample) -> list[tuple[int, int]]:
     return list(zip(sample.turns, sample.loss_mask, strict=True))
+
+
+# -- a teacher -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.7])
+def test_distillation_is_distance_to_teacher_per_token(coef: float) -> None:
+    """Lu et al. 2025 (On-Policy Distillation): minus the reverse KL of each token, with a discount of 0."""
+    members, rewards = played(), by_group(lambda rewards, _: rewards - rewards.mean())
+    expected = {key: each.teacher - each.old + coef * rewards[key] for key, each in members.items()}
+    settings = algorithm("distillation", options={"reward_coef": coef})
+    found, metrics = assign_credit(GROUPS, scored(), settings, 0.0)
+    assert_equal(rows(found), expected)
+    gaps = np.concatenate([each.old - each.teacher for each in members.values()])
+    assert metrics["learn/teacher_kl"] == pytest.approx(gaps.mean(), abs=1e-6)
+
+
+def test_distillation_needs_scores_of_teacher() -> None:
+    unscored = {
+        name: [replace(sample, teacher_logprobs=()) for sample in samples]
+        for name, samples in scored().items()
+    }
+    with pytest.raises(LearnerError, match="has 0 teacher_logprobs for"):
+        assign_credit(GROUPS, unscored, algorithm("distillation"), 0.0)
+
+
+def test_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """Gu et al. 2024 (MiniLLM), eq. 1: over all tokens of a vocabulary, each as often as it is sampled."""
+    logits = torch.tensor([0.3, -1.2, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
+    policy, teacher = logits.log_softmax(-1), torch.tensor([1.0, 0.5, -0.2, -3.0]).double().log_softmax(-1)
+    (expected,) = torch.autograd.grad((policy.exp() * (policy - teacher)).sum(), logits, retain_graph=True)
+    row = {"token_level_rewards": torch.zeros(4, 1), "response_mask": torch.ones(4, 1)}
+    columns = {"old_log_prob": policy.detach()[:, None], "teacher_log_prob": teacher[:, None]}
+    index = np.array(["a"] * 4, dtype=object)
+    advantages, _ = reverse_kl(**row, **columns, index=index, reward_coef=0.0)
+    loss = -(policy.detach().exp() * advantages[:, 0] * policy).sum()
+    (found,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found, expected)
 
 
 # -- penalties -----------------------------------------------------------------------------------------

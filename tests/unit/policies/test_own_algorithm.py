@@ -97,9 +97,9 @@ class Reserved:
 def test_row_that_cannot_work_is_error_when_it_is_registered() -> None:
     def function(advantages: Any, gamma: float) -> None: ...
 
-    with pytest.raises(ConfigError, match="The estimator 'grpo' comes with verl"):
+    with pytest.raises(ConfigError, match="The estimator 'grpo' comes with Troupe or verl"):
         register_estimator("grpo")(function)
-    with pytest.raises(ConfigError, match="The loss 'kl_cov' comes with verl"):
+    with pytest.raises(ConfigError, match="The loss 'kl_cov' comes with Troupe or verl"):
         register_loss("kl_cov")(function)
     with pytest.raises(ConfigError, match="'exponent' of the loss 'mine' has to be a parameter of function"):
         register_loss("mine", options=Misnamed)(function)

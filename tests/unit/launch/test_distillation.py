@@ -1,0 +1,123 @@
+"""A teacher is found and compared with the student before anything of a run is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from trained_run import make_run
+
+from environments.errors import ConfigError
+from environments.types import Message
+from launch.recipes import calculator
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.model_paths import model_folder
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
+from launch.training.memory import needed_bytes
+from launch.training.stages.chosen import chosen_stages
+from launch.validation.workload import check_model
+from launch.workload import Workload
+
+SETTINGS = ["workload=launch.recipes.calculator", "algorithm.name=distillation"]
+
+
+def config(teacher: Path | str, *settings: str) -> TrainConfig:
+    return compose([*SETTINGS, f"algorithm.options.teacher={teacher}", *settings])
+
+
+def check(teacher: Path | str, student: Path) -> None:
+    given = config(teacher, f"model.path={student}")
+    check_model(given, calculator.workload(0))
+
+
+@pytest.fixture
+def other(tmp_path: Path, tiny_model: Path) -> Path:
+    """A copy of the tiny model, for a test to change."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "other"))
+
+
+def edit(path: Path, change: dict[str, object]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+
+
+def test_teacher_of_another_shape_with_the_same_tokens_is_taken(tiny_model: Path, untied_model: Path) -> None:
+    check(untied_model, tiny_model)
+    given = config(untied_model, f"model.path={tiny_model}")
+    plain = compose([*SETTINGS[:1], f"model.path={tiny_model}"])
+    with_teacher, without = (needed_bytes(each, str(tiny_model)) for each in (given, plain))
+    assert with_teacher is not None and without is not None
+    size = (untied_model / "model.safetensors").stat().st_size
+    assert with_teacher["for the learner"] - without["for the learner"] == size
+
+
+def test_tiny_student_has_the_tokens_of_its_demonstrations(
+    tiny_model: Path, demonstrations: list[list[Message]]
+) -> None:
+    def check_tiny(conversations: list[list[Message]]) -> None:
+        given, workload = config(tiny_model), calculator.workload(0)
+        check_model(given, Workload(**{**vars(workload), "demonstrations": conversations}))
+
+    check_tiny(demonstrations)
+    with pytest.raises(ConfigError, match=r"has token \d+ as '.*', and the student has it as"):
+        check_tiny([[{"role": "user", "content": "quite other words, other words"}]])
+
+
+def test_teacher_that_reads_a_token_otherwise_is_refused(tiny_model: Path, other: Path) -> None:
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    edit(other / "tokenizer.json", tokenizer)
+    number = min(vocab["A"], vocab["B"])
+    with pytest.raises(
+        ConfigError, match=rf"other' has token {number} as 'B', and the student has it as 'A'"
+    ):
+        check(other, tiny_model)
+
+
+def test_teacher_with_another_end_is_refused(tiny_model: Path, other: Path) -> None:
+    edit(other / "tokenizer_config.json", {"eos_token": "<|endoftext|>"})
+    with pytest.raises(ConfigError, match=r"eos_token='<\|endoftext\|>', and the student has '<\|im_end\|>'"):
+        check(other, tiny_model)
+
+
+def test_teacher_with_fewer_rows_than_student_is_refused(tiny_model: Path, other: Path) -> None:
+    size = json.loads((tiny_model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    edit(other / "config.json", {"vocab_size": size + 8})
+    for path in other.glob("*.safetensors"):
+        path.rename(path.with_suffix(".bin"))  # so that its rows are not compared with its configuration
+    with pytest.raises(
+        ConfigError, match=rf"vocab_size={size}, and the student can sample {size + 8} tokens"
+    ):
+        check(tiny_model, other)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ("''", r"options\.teacher is not set, and algorithm\.name='distillation' learns from a teacher"),
+        ("runs/no/teacher", r"options\.teacher='runs/no/teacher' does not exist"),
+    ],
+)
+def test_teacher_that_is_missing_is_named(teacher: str, message: str, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(teacher, tiny_model)
+
+
+def test_best_checkpoint_of_a_run_can_be_the_teacher(tmp_path: Path, tiny_model: Path) -> None:
+    run = tmp_path / "run"
+    best, newest = (make_run(run, tiny_model, step) for step in (20, 30))
+    CheckpointFolder(run, kept=1).mark_best(20, "eval/reward_mean", 0.5)
+    assert model_folder(str(run / "checkpoints" / "best")) == str(best / "huggingface")
+    assert model_folder(str(run)) == str(newest / "huggingface")
+    check(run / "checkpoints" / "best", tiny_model)
+
+
+def test_stages_without_rollouts_have_no_use_for_a_teacher(tiny_model: Path) -> None:
+    settings = ["stages=[warm_start]", "warm_start.num_steps=5", f"model.path={tiny_model}"]
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.name=distillation starts a teacher, which has no effect"
+    ):
+        chosen_stages(config(tiny_model, *settings))
