@@ -185,7 +185,8 @@ class _Branches:
         for tokens in members:
             branches[self._sampled_by(tokens.trajectory, turn)].append(tokens)
         part = weight / len(branches)
-        return np.mean([self._branch(each, turn, name, part) for each in branches.values()], axis=0)
+        worths = [self._branch(each, turn, name, part) for each in branches.values()]
+        return np.asarray(np.mean(worths, axis=0))
 
     def _branch(
         self, members: Sequence[SampledTokens], start: int, name: str, weight: float
