@@ -38,16 +38,25 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class SampledTokens:
-    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any."""
+    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any.
+
+    Where a policy has played several seats, those of one seat.
+    """
 
     trajectory: Trajectory
     group: TrajectoryGroup
+    seat: str
     samples: Sequence[TrainingSample]
     """Empty if it is not trained on."""
     turns: np.ndarray
     """[T] The step that sampled the token; -1 if nothing was sampled."""
     rewards: np.ndarray
     """[T] Each turn's reward on its last token, less the algorithm's penalties."""
+
+    @property
+    def comparison_id(self) -> str:
+        """Name of all that it is compared with: the group, and there the seat."""
+        return f"{self.group.group_id} seat {self.seat}" if self.seat else self.group.group_id
 
 
 @dataclass(eq=False, slots=True)
@@ -80,11 +89,11 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
     Raises:
         LearnerError: a group has forks, and the algorithm does not compare its members by whole returns.
     """
-    by_group: dict[str, list[SampledTokens]] = defaultdict(list)
+    by_comparison: dict[str, list[SampledTokens]] = defaultdict(list)
     for tokens in sampled:
-        by_group[tokens.group.group_id].append(tokens)
+        by_comparison[tokens.comparison_id].append(tokens)
     units: list[CreditUnit] = []
-    for members in by_group.values():
+    for members in by_comparison.values():
         if not any(tokens.trajectory.num_shared_turns for tokens in members):
             units += [unit for tokens in members for unit in _own_units(tokens, algorithm)]
         elif algorithm.compares_returns:
@@ -100,18 +109,19 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
 
 def _own_units(tokens: SampledTokens, algorithm: Algorithm) -> list[CreditUnit]:
     """The units of a trajectory that shares nothing."""
-    group_id = tokens.group.group_id
     if algorithm.credit == "broadcast":
         by_token = algorithm.estimator.by_token
         rewards = tokens.rewards if by_token else at_the_end(tokens.rewards.sum(), len(tokens.rewards))
-        return [CreditUnit(tokens, group_id, rewards)]
+        return [CreditUnit(tokens, tokens.comparison_id, rewards)]
     if tokens.turns[0] < 0:
         return []
     starts = [0, *(np.flatnonzero(np.diff(tokens.turns)) + 1).tolist()]
     parts = np.split(tokens.rewards, starts[1:])
     returns = returns_to_go([float(part.sum()) for part in parts], algorithm.gamma)
     return [
-        CreditUnit(tokens, f"{group_id} turn {tokens.turns[start]}", at_the_end(value, len(part)), start)
+        CreditUnit(
+            tokens, f"{tokens.comparison_id} turn {tokens.turns[start]}", at_the_end(value, len(part)), start
+        )
         for start, part, value in zip(starts, parts, returns, strict=True)
     ]
 
@@ -127,7 +137,7 @@ class _Branches:
 
     def units(self) -> list[CreditUnit]:
         """The units of the group: of each piece one."""
-        self._fork(self._members, 0, self._members[0].group.group_id, float(len(self._members)))
+        self._fork(self._members, 0, self._members[0].comparison_id, float(len(self._members)))
         return self._units
 
     def _fork(self, members: Sequence[SampledTokens], turn: int, name: str, weight: float) -> float:
@@ -155,7 +165,7 @@ class _Branches:
         place = len(self._units)
         if stop < max(len(each.trajectory.steps) for each in members):
             last = self._sampled_by(members[0].trajectory, stop - 1)
-            value = self._fork(members, stop, f"{tokens.group.group_id} turn {stop} of {last}", weight)
+            value = self._fork(members, stop, f"{tokens.comparison_id} turn {stop} of {last}", weight)
         else:
             value = float(np.mean([each.rewards.sum() for each in members]))
         if first == end:  # it has nothing to train, and is compared with
