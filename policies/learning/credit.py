@@ -164,7 +164,7 @@ def _subtract_penalties(
         }
     if algorithm.kl_place == "reward":
         trained = [tokens for tokens in sampled if tokens.samples]
-        divergences = [_divergence(tokens.samples, algorithm) for tokens in trained]
+        divergences = [_divergence(tokens, algorithm) for tokens in trained]
         by_group: dict[str, list[np.ndarray]] = defaultdict(list)
         for tokens, divergence in zip(trained, divergences, strict=True):
             tokens.rewards -= kl_coef * divergence
@@ -191,12 +191,11 @@ def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
     return algorithm.overlong_penalty * min(max(inside / buffer, 0.0), 1.0)
 
 
-def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.ndarray:
+def _divergence(tokens: SampledTokens, algorithm: Algorithm) -> np.ndarray:
     """[T] The estimate of the KL to the reference policy, for each sampled token."""
     import torch
 
-    policy = _on_tokens(samples, [sample.old_logprobs for sample in samples])
-    reference = _on_tokens(samples, [sample.reference_logprobs for sample in samples])
+    policy, reference = tokens.column("old_logprobs"), tokens.column("reference_logprobs")
     estimate = kl_estimate(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
     return np.asarray(estimate)
 
@@ -265,9 +264,7 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
         **algorithm.options,
     }
     if algorithm.uses_critic:
-        sampled = [unit.tokens.samples for unit in units]
-        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in sampled]
-        arguments["values"] = _padded(values)
+        arguments["values"] = _padded([unit.tokens.column("values") for unit in units])
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
@@ -329,16 +326,6 @@ def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str
 
 
 # -- columns -------------------------------------------------------------------------------------------
-
-
-def _on_tokens(samples: Sequence[TrainingSample], columns: Sequence[Sequence[float]]) -> np.ndarray:
-    """[T] The values of the columns on the sampled tokens, one sample after the other."""
-    return np.concatenate(
-        [
-            np.array(column)[np.array(sample.loss_mask, dtype=bool)]
-            for sample, column in zip(samples, columns, strict=True)
-        ]
-    )
 
 
 def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from environments.columns import stored
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.samples import TrainingSample, returns_to_go
@@ -52,6 +53,26 @@ class SampledTokens:
     """[T] The step that sampled the token; -1 if nothing was sampled."""
     rewards: np.ndarray
     """[T] Each turn's reward on its last token, less the algorithm's penalties."""
+
+    def column(self, name: str) -> np.ndarray:
+        """[T] A column of the samples, on the sampled tokens.
+
+        Tokens stand in the order of the turns; those of the samples do not where conversations took turns.
+        """
+        return self._of_samples(name)[self._places()]
+
+    def by_sample(self, column: np.ndarray) -> np.ndarray:
+        """[T] ``column`` in the order in which the samples have the tokens, one sample after the other."""
+        ordered = np.empty_like(column)
+        ordered[self._places()] = column
+        return ordered
+
+    def _places(self) -> np.ndarray:
+        return np.argsort(self._of_samples("turns"), kind="stable")
+
+    def _of_samples(self, name: str) -> np.ndarray:
+        columns = [(stored(sample, name), stored(sample, "loss_mask")) for sample in self.samples]
+        return np.concatenate([np.asarray(each, dtype=float)[np.asarray(mask) > 0] for each, mask in columns])
 
     @property
     def comparison_id(self) -> str:
@@ -194,13 +215,16 @@ def with_advantages(
     tokens: SampledTokens, units: Sequence[CreditUnit], algorithm: Algorithm
 ) -> Iterator[TrainingSample]:
     """The samples of one trajectory with what ``units`` have found; what is in none is not trained in it."""
+    if not tokens.samples:
+        return
     advantages, returns = np.zeros(len(tokens.turns)), np.zeros(len(tokens.turns))
     is_left_out = np.ones(len(tokens.turns), dtype=bool)
     for unit in units:
         own = slice(unit.first, unit.first + len(unit.rewards))
         advantages[own], returns[own], is_left_out[own] = unit.advantages, unit.returns, False
-    each_advantage, each_return = iter(advantages.tolist()), iter(returns.tolist())
-    left_out = iter(is_left_out.tolist())
+    each_advantage, each_return, left_out = (
+        iter(tokens.by_sample(each).tolist()) for each in (advantages, returns, is_left_out)
+    )
     for sample in tokens.samples:
         credited = sample.replaced(
             advantages=sample.on_sampled_tokens(each_advantage),

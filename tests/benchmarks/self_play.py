@@ -82,8 +82,8 @@ def report(name: str, strategies: Sequence[Strategy]) -> None:
         mean = average(strategies[:stop])
         now, averaged = exploitability(strategies[stop - 1]), exploitability(mean)
         print(
-            f"  {stop - 1:4d} updates: {now:.3f}, averaged {averaged:.3f}, {averaged / start:.2f} of the start"
-            f"; the first player wins {value(mean, mean):+.3f}, {VALUE:+.3f} is best"
+            f"  {stop - 1:4d} updates: {now:.3f}, averaged {averaged:.3f}, {averaged / start:.2f} of that; "
+            f"the first player wins {value(mean, mean):+.3f}, {VALUE:+.3f} is best"
         )
 
 
