@@ -10,7 +10,7 @@ import numpy as np
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.types import Completion, Trajectory, TrajectoryGroup
-from launch.recipes.kuhn import DEALS, QUESTIONS, WORDS, KuhnPoker, chips_of_first
+from launch.recipes.kuhn import DEALS, NO_MOVE, QUESTIONS, WORDS, KuhnPoker, chips_of_first
 from policies import SeatsAgent
 from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
@@ -106,12 +106,13 @@ def state_of(messages: Sequence[Mapping[str, object]]) -> State:
 
 
 def decisions(trajectory: Trajectory) -> list[tuple[State, bool]]:
-    """The states of a game in their order, and whether the policy bet or called there."""
+    """The states of a game in which a move was made, in their order, and whether it was to bet or call."""
     env, found = KuhnPoker(trajectory.task), []
     for step in trajectory.steps:
         state = env.cards[len(env.moves) % 2], env.moves
         env.step(step.action)
-        found.append((state, env.moves.endswith("b")))
+        if not env.moves.endswith(NO_MOVE):
+            found.append((state, env.moves.endswith("b")))
     return found
 
 

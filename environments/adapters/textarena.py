@@ -94,8 +94,8 @@ class TextArenaEnvironment(BaseEnv):
             except AssertionError as error:  # that is how TextArena counts the players
                 raise ConfigError(
                     f"{self._env_id} is no game for {self._num_players}: {error}. "
-                    "Give an opponent to a game for two, none to a game for one, and self-play the num_players "
-                    "of its game."
+                    "Give an opponent to a game for two, none to a game for one, and TextArenaSelfPlay the "
+                    "num_players of its game."
                 ) from error
         self._shown, self._is_won, self._done = "", False, False
 

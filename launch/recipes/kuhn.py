@@ -30,7 +30,10 @@ QUESTIONS = {
 WORDS = {"": {"check": "p", "bet": "b"}, "b": {"fold": "p", "call": "b"}}
 WORDS |= {"p": WORDS[""], "pb": WORDS["b"]}
 """Words that answer them, with the moves that they are."""
+NO_MOVE = "x"
 SEATS = ("first", "second")
+HABITS = {"J": 0.7, "Q": 0.5, "K": 0.3}
+"""Shares in which players of the demonstrations bet or call: they read their card, and play it badly."""
 Script = tuple[str, list[str]]
 """The cards, and the messages of the players in turn."""
 
@@ -38,7 +41,8 @@ Script = tuple[str, list[str]]
 class KuhnPoker(TaskEnvironment):
     """A game whose reward are the chips that a seat wins or loses.
 
-    Only ``bet`` and ``call`` put another chip in: any other message checks, or folds after a bet.
+    A message that is neither word of its question loses two chips to the other player, the most that a game
+    can cost, and ends it.
 
     Metrics: ``first_reward`` and ``second_reward`` are those of the seats, and ``legal_moves`` is the share
     of the messages that were one of the two words of their question.
@@ -65,7 +69,7 @@ class KuhnPoker(TaskEnvironment):
             raise EnvironmentFailure("KuhnPoker is over: call reset() first.")
         word, words, mover = str(action).strip(), WORDS[self.moves], len(self.moves) % 2
         self._num_legal += word in words
-        self.moves += words.get(word, "p")
+        self.moves += words.get(word, NO_MOVE)
         if self.moves in QUESTIONS:
             return self._question(), 0.0, False, {}
         chips = chips_of_first(self.cards, self.moves)
@@ -87,6 +91,8 @@ class KuhnPoker(TaskEnvironment):
 
 def chips_of_first(cards: str, moves: str) -> float:
     """Chips that the first player wins in a game that is over."""
+    if moves.endswith(NO_MOVE):
+        return 2.0 if len(moves) % 2 == 0 else -2.0
     if moves.endswith("bp"):  # the last one has folded
         return 1.0 if len(moves) % 2 == 0 else -1.0
     stake = 2.0 if moves.endswith("bb") else 1.0
@@ -96,7 +102,7 @@ def chips_of_first(cards: str, moves: str) -> float:
 def workload(seed: int) -> Workload:
     """All six deals, for training and evaluation alike: what is learned is how to play them.
 
-    In the demonstrations a player moves at random.
+    The demonstrations teach the words and to read the card, and a play that is worse than a random one.
     """
     rng = random.Random(seed)
     tasks = [{"cards": cards} for cards in DEALS]
@@ -110,13 +116,14 @@ def workload(seed: int) -> Workload:
 
 
 def _script(rng: random.Random) -> Script:
-    """The beginning of a game at random: what is shown is the conversation of the player who moves last."""
-    moves, words = "", list[str]()
+    """The beginning of a game: what is shown is the conversation of the player who moves last."""
+    cards, moves, words = rng.choice(DEALS), "", list[str]()
     for _ in range(rng.randint(1, 3)):
         if moves in QUESTIONS:
-            words.append(rng.choice(list(WORDS[moves])))
+            bets = rng.random() < HABITS[cards[len(moves) % 2]]
+            words.append(list(WORDS[moves])[bets])
             moves += WORDS[moves][words[-1]]
-    return rng.choice(DEALS), words
+    return cards, words
 
 
 def _play(script: Script) -> Demonstration:

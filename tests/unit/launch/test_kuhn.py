@@ -33,9 +33,9 @@ EQUILIBRIUM = dict.fromkeys(STATES, 0.0) | {
         ("JQ", ["bet", "call"], -2.0),
         ("KQ", ["check", "bet", "fold"], -1.0),
         ("KQ", ["check", "bet", " call\n"], 2.0),
-        ("KQ", ["call", "nothing"], 1.0),
-        ("KQ", ["bet", "check"], 1.0),
-        ("KQ", ["bet", "bet"], 1.0),
+        ("KQ", ["call"], -2.0),
+        ("KQ", ["check", "nothing"], 2.0),
+        ("KQ", ["bet", "bet"], 2.0),
     ],
 )
 def test_chips_of_each_seat_are_what_the_other_loses(

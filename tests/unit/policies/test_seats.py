@@ -91,7 +91,6 @@ def advantages(played: TrajectoryGroup, config: AlgorithmConfig = RLOO) -> dict[
         by_turn = found.setdefault(name, {})
         for row in rows:
             for turn, advantage in zip(row.turns, row.advantages, strict=True):
-                assert (turn < 0) == (advantage == 0.0 and turn < 0)
                 if turn >= 0:
                     assert by_turn.setdefault(turn, advantage) == advantage, "tokens of a turn have one"
     return found
@@ -164,6 +163,17 @@ def test_signal_is_a_difference_within_a_seat() -> None:
     assert has_signal(group(WON_BY_A, WON_BY_B), algorithm), "though the sum of both is 0 in each"
     assert not has_signal(group(WON_BY_A, WON_BY_A), algorithm)
     assert not has_signal(group(both_lose, both_lose), algorithm)
+
+
+def test_forks_are_compared_seat_by_seat() -> None:
+    played = group(WON_BY_A, WON_BY_B, WON_BY_B)
+    fork = played.trajectories[1]
+    fork.forked_from, fork.num_shared_turns = "0", 2
+    found = advantages(played)
+    # Of two roots each stands for 1.5 members, and after the fork each branch for half of that.
+    assert found["0/0"] == {0: 1.5, 2: 1.5, 1: -1.5, 3: -1.5}
+    assert found["0/1"] == {2: -1.5, 3: 1.5}, "what it shares is trained in the other member"
+    assert found["0/2"] == {0: -1.5, 2: -1.5, 1: 1.5, 3: 1.5}
 
 
 def test_seat_whose_agent_fails_ends_the_rollout() -> None:
