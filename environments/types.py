@@ -197,6 +197,10 @@ class Action:
     action: Any = None
 
 
+PLAYED_SEAT = "played_seat"
+"""Key of ``Step.info`` under which ``SeatsAgent`` names the seat that has moved."""
+
+
 @dataclass
 class Step:
     """A turn. The agent fills the first group of fields, the engine the second."""
@@ -218,6 +222,11 @@ class Step:
     def is_unseen(self) -> bool:
         """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
         return self.info.get("unseen") is True
+
+    @property
+    def seat(self) -> str:
+        """The seat that has moved, in a game of several that one policy plays; else empty."""
+        return str(self.info.get(PLAYED_SEAT, ""))
 
     def __getattr__(self, name: str) -> Any:
         """Make the list ``chat_completions`` where the step came with a trajectory that stores it shared.
@@ -331,6 +340,17 @@ class Trajectory:
         if self.is_correct is None:
             return JudgedBy.REWARD
         return JudgedBy.REWARD_FUNCTION if self.by_reward_function else JudgedBy.ENVIRONMENT
+
+    @property
+    def seat_rewards(self) -> dict[str, float]:
+        """The sum of the step rewards of each seat that has moved; all of it under ``""`` where none is
+        named."""
+        if not any(step.seat for step in self.steps):
+            return {"": self.reward}
+        rewards: dict[str, float] = {}
+        for step in self.steps:
+            rewards[step.seat] = rewards.get(step.seat, 0.0) + step.reward
+        return rewards
 
     @property
     def has_answer(self) -> bool:

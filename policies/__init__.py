@@ -7,6 +7,7 @@ from policies.agents.answering import CodingAgent, MathAgent
 from policies.agents.base import BaseAgent
 from policies.agents.game import GameAgent
 from policies.agents.messages import MessagesAgent
+from policies.agents.seats import SeatsAgent
 from policies.agents.tool import ToolAgent
 from policies.learning.preferences import Preference, read_preferences
 from policies.sampler import SamplingParams
@@ -19,6 +20,7 @@ __all__ = [
     "MessagesAgent",
     "Preference",
     "SamplingParams",
+    "SeatsAgent",
     "ToolAgent",
     "read_preferences",
 ]

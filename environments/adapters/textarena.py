@@ -1,12 +1,12 @@
-"""TextArena's games, alone or against an opponent."""
+"""TextArena's games, alone, against an opponent, or by self-play."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from environments.adapters import foreign, unknown
 from environments.base import BaseEnv, split_info
@@ -32,10 +32,9 @@ class TextArenaEnvironment(BaseEnv):
     all that it has seen so far. The only reward is that of the agent's side when the game ends, as TextArena
     gives it: 1, 0 or -1 in most games for two. The game itself answers invalid moves; most games allow one.
 
-    The opponent is a plain function, or the policy in training itself (``PolicyOpponent``). Self-play is
-    done this way, and not by letting the agent play both sides in one trajectory, because one side
-    wins what the other loses: one reward for both would teach the loser's moves, and their sum nothing.
-    Vary ``player`` from task to task, so that the policy learns both sides.
+    The opponent is a plain function, or the policy of a server (``PolicyOpponent``), whose moves are not
+    learned from; ``TextArenaSelfPlay`` learns from those of both. Vary ``player`` from task to task, so that
+    the policy learns both sides.
 
     A success is a game for two that the agent's side has won, or a game for one with the full reward of 1.
 
@@ -47,6 +46,7 @@ class TextArenaEnvironment(BaseEnv):
     """
 
     wants_seed = True
+    own_arguments: ClassVar[Collection[str]] = ("env_id", "opponent", "player", "seed", "game_args")
 
     def __init__(
         self,
@@ -77,6 +77,15 @@ class TextArenaEnvironment(BaseEnv):
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         """Begin the game, up to the agent's first turn."""
+        self._begin()
+        observation, reward, done, info = self._play_on(done=False)
+        self._early_ending = (observation, reward, done, info) if done else None
+        self._done = False
+        if done:
+            observation = f"{self._env_id} ended before your first turn: {observation} Answer anything."
+        return {"question": observation}, {}
+
+    def _begin(self) -> None:
         # Anew each time: some of TextArena's wrappers remember the game before.
         self._game = self._fresh_game or _make(self._env_id, self._game_args)
         self._fresh_game = None
@@ -86,15 +95,10 @@ class TextArenaEnvironment(BaseEnv):
             except AssertionError as error:  # that is how TextArena counts the players
                 raise ConfigError(
                     f"{self._env_id} is no game for {self._num_players}: {error}. "
-                    "Give an opponent to a game for two, and none to a game for one."
+                    "Give an opponent to a game for two, none to a game for one, and TextArenaSelfPlay the "
+                    "num_players of its game."
                 ) from error
-        self._shown, self._is_won = "", False
-        observation, reward, done, info = self._play_on(done=False)
-        self._early_ending = (observation, reward, done, info) if done else None
-        self._done = False
-        if done:
-            observation = f"{self._env_id} ended before your first turn: {observation} Answer anything."
-        return {"question": observation}, {}
+        self._shown, self._is_won, self._done = "", False, False
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Make the agent's move and then the opponent's. At the end, info holds all ``rewards`` and why."""
@@ -112,7 +116,7 @@ class TextArenaEnvironment(BaseEnv):
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"env_id", "opponent", "player", "seed", "game_args"})
+        arguments, _ = split_info(info, cls.own_arguments)
         if "env_id" not in arguments:
             raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
         return cls(**arguments)
@@ -150,6 +154,54 @@ class TextArenaEnvironment(BaseEnv):
         reason = str(games.get(self.player, {}).get("reason", ""))
         info = {"rewards": {str(player): float(reward) for player, reward in rewards.items()}}
         return reason, float(rewards[self.player]), True, {**info, "reason": reason}
+
+
+class TextArenaSelfPlay(TextArenaEnvironment):
+    """A game of TextArena for ``num_players``, all of whom are the policy in training.
+
+    Its agent is a ``SeatsAgent``, which keeps apart what each player sees and earns. The players are named
+    by their numbers. Nobody's win is a success; ``player_0_reward`` and so on are metrics.
+    """
+
+    own_arguments = ("env_id", "num_players", "seed", "game_args")
+
+    def __init__(
+        self,
+        env_id: str,
+        num_players: int = 2,
+        seed: int | None = None,
+        game_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(env_id, seed=seed, game_args=game_args)
+        self._num_players = num_players
+        self._shown_to: dict[int, str] = {}
+        self._rewards: dict[str, float] = {}
+
+    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        self._begin()
+        self._shown_to, self._rewards, self._is_won = {}, {}, None
+        return self._turn(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Make the move of the player whose turn it is. At the end, info holds all rewards and why."""
+        if self._done:
+            raise EnvironmentFailure(f"{self._env_id} is over or not begun: call reset() first.")
+        done, _ = self._game.step(str(action))
+        if not done:
+            return self._turn(), 0.0, False, {}
+        reason, reward, _, info = self._ending()
+        self._rewards, self._is_won = info["rewards"], None
+        return reason, reward, True, {**info, "seat_rewards": self._rewards}
+
+    def compute_metrics(self) -> dict[str, float]:
+        return {f"player_{player}_reward": reward for player, reward in self._rewards.items()}
+
+    def _turn(self) -> dict[str, str]:
+        self.player, seen = self._game.get_observation()
+        self._shown = self._shown_to.get(self.player, "")
+        news = self._news(str(seen))
+        self._shown_to[self.player] = self._shown
+        return {"seat": str(self.player), "question": news}
 
 
 def _is_won(rewards: dict[int, float], player: int) -> bool | None:

@@ -201,7 +201,7 @@ def token_metrics(
     )
     wasted = tokens.total() - tokens["trained"]
     num_zero_signal = len(dropped.get("zero_signal", ()))
-    alike = [group for group in trained if len({each.reward for each in group.trajectories}) <= 1]
+    alike = [group for group in trained if len({str(each.seat_rewards) for each in group.trajectories}) <= 1]
     return {
         "stream/groups_trained": len(trained),
         **{f"stream/groups_{reason}": len(groups) for reason, groups in dropped.items()},

@@ -116,10 +116,16 @@ def text_of(observation: Any, agent: BaseAgent) -> str:
     """The text of an observation for the model: a dict's ``"question"``, or all of another value.
 
     Raises:
-        AgentError: a dict has no question. All of it is not shown, since it may hold the ground truth.
+        AgentError: a dict has no question. All of it is not shown, since it may hold the ground truth. Or it
+            is for one seat of several: in one conversation each would see what the others do.
     """
     if not isinstance(observation, dict):
         return str(observation)
+    if observation.keys() == {"seat", "question"}:
+        raise AgentError(
+            f"{type(agent).__name__} plays one seat, and the observation is for the seat "
+            f"{observation['seat']!r} of a game of several: play them all by SeatsAgent."
+        )
     if "question" not in observation:
         keys = ", ".join(map(str, observation))
         raise AgentError(

@@ -49,6 +49,9 @@ def assign_credit(
     return: with all turns of its group that began in an equal state (gigpo; ``samples.turn_place`` says
     which), or with the same turn of the others (mt_grpo).
 
+    Where a policy has played several seats, each is a trajectory of its own in all this: a seat's rewards are
+    compared with those of the same seat in other members, if it has moved there.
+
     Where members fork from each other, ``credit_units`` says what is compared, and a token that they share is
     trained in one of them.
 
@@ -77,23 +80,21 @@ def assign_credit(
         return {}, {}
     _check(groups, samples, algorithm)
     sampled = [
-        _sampled_tokens(group, trajectory, samples.get(trajectory.rollout_id, ()))
+        _sampled_tokens(group, trajectory, seat, samples.get(trajectory.rollout_id, ()))
         for group in groups
         if any(each.rollout_id in samples for each in group.trajectories)
         for trajectory in group.trajectories
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
+        for seat in trajectory.seat_rewards
     ]
     metrics = _subtract_penalties(sampled, algorithm, kl_coef)
     units = credit_units(sampled, algorithm)
     metrics |= _estimate(units, algorithm)
-    of_trajectory: dict[str, list[CreditUnit]] = defaultdict(list)
+    units_of: dict[SampledTokens, list[CreditUnit]] = defaultdict(list)
     for unit in units:
-        if unit.tokens.samples:
-            of_trajectory[unit.tokens.trajectory.rollout_id].append(unit)
+        units_of[unit.tokens].append(unit)
     credited = [
-        sample
-        for tokens in sampled
-        for sample in with_advantages(tokens, of_trajectory[tokens.trajectory.rollout_id], algorithm)
+        sample for tokens in sampled for sample in with_advantages(tokens, units_of[tokens], algorithm)
     ]
     metrics |= _distribution(credited, algorithm)
     trained, masked = without_far_tokens(credited, algorithm)
@@ -131,11 +132,15 @@ def _check(
 
 
 def _sampled_tokens(
-    group: TrajectoryGroup, trajectory: Trajectory, samples: Sequence[TrainingSample]
+    group: TrajectoryGroup, trajectory: Trajectory, seat: str, samples: Sequence[TrainingSample]
 ) -> SampledTokens:
-    earned = turn_rewards(trajectory)
+    steps = trajectory.steps
+    earned = {turn: each for turn, each in turn_rewards(trajectory).items() if steps[turn].seat == seat}
     if not earned:
-        return SampledTokens(trajectory, group, (), np.array([-1]), np.array([float(trajectory.reward)]))
+        reward = float(trajectory.seat_rewards[seat])
+        return SampledTokens(trajectory, group, seat, (), np.array([-1]), np.array([reward]))
+    if len(trajectory.seat_rewards) > 1:
+        samples = [sample for sample in samples if steps[sample.turns[0]].seat == seat]
     completions = [trajectory.steps[turn].completion for turn in earned]
     counts = [each.num_completion_tokens for each in completions if each is not None]
     turns = np.repeat(list(earned), counts)
@@ -146,7 +151,7 @@ def _sampled_tokens(
             f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: all samples "
             "of a trajectory are credited together."
         )
-    return SampledTokens(trajectory, group, samples, turns, rewards)
+    return SampledTokens(trajectory, group, seat, samples, turns, rewards)
 
 
 # -- penalties -----------------------------------------------------------------------------------------
@@ -198,10 +203,8 @@ def _divergence(tokens: SampledTokens, algorithm: Algorithm) -> np.ndarray:
     """[T] The estimate of the KL to the reference policy, for each sampled token."""
     import torch
 
-    policy, reference = map(
-        torch.from_numpy, (tokens.column("old_logprobs"), tokens.column("reference_logprobs"))
-    )
-    estimate = kl_estimate(policy, reference, algorithm.kl_estimator)
+    policy, reference = tokens.column("old_logprobs"), tokens.column("reference_logprobs")
+    estimate = kl_estimate(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
     return np.asarray(estimate)
 
 
@@ -214,7 +217,10 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
     for unit in units:
         unit.compared = not algorithm.estimator.compares or sizes[unit.comparison_id] > 1
         if algorithm.uses_greedy_baseline:
-            unit.compared = unit.tokens.group.baseline is not None and is_judged(unit.tokens.group.baseline)
+            greedy = unit.tokens.group.baseline
+            unit.compared = (
+                greedy is not None and is_judged(greedy) and unit.tokens.seat in greedy.seat_rewards
+            )
     chosen = [unit for unit in units if unit.compared]
     trained = [bool(unit.tokens.samples) for unit in chosen]
     num_trained = sum(len(unit.rewards) for unit in chosen if unit.tokens.samples)
@@ -310,7 +316,7 @@ def _greedy_reward(unit: CreditUnit, algorithm: Algorithm) -> float:
     baseline = unit.tokens.group.baseline
     assert baseline is not None  # else the unit would not be compared
     turn_rewards(baseline)  # raises where one is not finite
-    return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
+    return float(baseline.seat_rewards[unit.tokens.seat]) - _overlong_penalty(baseline, algorithm)
 
 
 def _distribution(samples: Sequence[TrainingSample], algorithm: Algorithm) -> dict[str, float]:

@@ -42,10 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class SampledTokens:
-    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any."""
+    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any.
+
+    Where a policy has played several seats, those of one seat.
+    """
 
     trajectory: Trajectory
     group: TrajectoryGroup
+    seat: str
     samples: Sequence[TrainingSample]
     """Empty if it is not trained on."""
     turns: np.ndarray
@@ -66,6 +70,11 @@ class SampledTokens:
     def in_samples(self, values: np.ndarray) -> Iterator[Any]:
         """The values [T], in the order that the samples have their tokens in."""
         return iter(values[np.argsort(self.order)].tolist())
+
+    @property
+    def comparison_id(self) -> str:
+        """Name of all that it is compared with: the group, and there the seat."""
+        return f"{self.group.group_id} seat {self.seat}" if self.seat else self.group.group_id
 
 
 @dataclass(eq=False, slots=True)
@@ -98,11 +107,11 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
     Raises:
         LearnerError: a group has forks, and the algorithm does not compare its members by whole returns.
     """
-    by_group: dict[str, list[SampledTokens]] = defaultdict(list)
+    by_comparison: dict[str, list[SampledTokens]] = defaultdict(list)
     for tokens in sampled:
-        by_group[tokens.group.group_id].append(tokens)
+        by_comparison[tokens.comparison_id].append(tokens)
     units: list[CreditUnit] = []
-    for members in by_group.values():
+    for members in by_comparison.values():
         turn_weight = algorithm.turn_weight if len(members) > 1 else 0.0
         if not any(tokens.trajectory.num_shared_turns for tokens in members):
             units += [unit for tokens in members for unit in _own_units(tokens, algorithm, turn_weight)]
@@ -123,7 +132,7 @@ def _own_units(tokens: SampledTokens, algorithm: Algorithm, turn_weight: float) 
         return _turn_units(tokens, algorithm)
     by_token = algorithm.estimator.by_token
     rewards = tokens.rewards if by_token else at_the_end(tokens.rewards.sum(), len(tokens.rewards))
-    whole = CreditUnit(tokens, tokens.group.group_id, rewards)
+    whole = CreditUnit(tokens, tokens.comparison_id, rewards)
     return [whole, *_turn_units(tokens, algorithm, turn_weight)] if turn_weight else [whole]
 
 
@@ -149,11 +158,7 @@ def _turn_units(
     places = [turn_place(tokens.trajectory, int(turns[start]), algorithm) for start in starts]
     return [
         CreditUnit(
-            tokens,
-            f"{tokens.group.group_id} {place}",
-            at_the_end(value, len(part)),
-            first + start,
-            weight,
+            tokens, f"{tokens.comparison_id} {place}", at_the_end(value, len(part)), first + start, weight
         )
         for place, start, part, value in zip(places, starts, parts, returns, strict=True)
     ]
@@ -170,7 +175,7 @@ class _Branches:
 
     def units(self) -> list[CreditUnit]:
         """The units of the group: of each piece one."""
-        self._fork(self._members, 0, self._members[0].group.group_id, float(len(self._members)))
+        self._fork(self._members, 0, self._members[0].comparison_id, float(len(self._members)))
         return self._units
 
     def _fork(self, members: Sequence[SampledTokens], turn: int, name: str, weight: float) -> np.ndarray:
@@ -202,7 +207,7 @@ class _Branches:
         place = len(self._units)
         if stop < max(len(each.trajectory.steps) for each in members):
             last = self._sampled_by(members[0].trajectory, stop - 1)
-            name_after = f"{tokens.group.group_id} turn {stop} of {last}"
+            name_after = f"{tokens.comparison_id} turn {stop} of {last}"
             value, later = self._fork(members, stop, name_after, weight).tolist()
         else:
             value, later = float(np.mean([each.rewards.sum() for each in members])), 0.0
@@ -242,6 +247,8 @@ def with_advantages(
     tokens: SampledTokens, units: Sequence[CreditUnit], algorithm: Algorithm
 ) -> Iterator[TrainingSample]:
     """The samples of one trajectory with what ``units`` have found; what is in none is not trained in it."""
+    if not tokens.samples:
+        return
     advantages, returns = np.zeros(len(tokens.turns)), np.zeros(len(tokens.turns))
     is_left_out = np.ones(len(tokens.turns), dtype=bool)
     for unit in units:

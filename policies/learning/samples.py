@@ -153,9 +153,9 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     is worth was never judged. Nor from a step whose answer nobody has seen, since its client had gone.
 
     Steps whose prompt extends an earlier prompt and completion are one sequence with it: mostly that of the
-    step before, and that of another conversation where a program has several in one rollout. Where the
-    history was rewritten a new sequence starts: nothing is discarded, and no token is trained in a context
-    other than the one it was sampled in.
+    step before, and that of another conversation where a program has several in one rollout. Steps of two
+    seats never are. Where the history was rewritten a new sequence starts: nothing is discarded, and no token
+    is trained in a context other than the one it was sampled in.
 
     Raises:
         LearnerError: the server kept the tokens of a completion to itself, or a reward is not finite.
@@ -178,7 +178,11 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
         if not completion.answer_size:
             continue
         completion = last = completion.sharing(last)
-        extended = (run for run in reversed(runs) if completion.extends(run[-1][1]))
+        extended = (
+            run
+            for run in reversed(runs)
+            if trajectory.steps[run[-1][0]].seat == step.seat and completion.extends(run[-1][1])
+        )
         if (run := next(extended, None)) is not None:
             run.append((turn, completion))
         else:
@@ -192,13 +196,14 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
 
     A step that sampled none, such as one that only the agent's own code decided, hands its reward to the
     last step before it that did, or to the first one if there is none before: nothing is lost as long as
-    anything was sampled. So does one whose answer nobody has seen.
+    anything was sampled. So does one whose answer nobody has seen. Both are steps of its own seat.
 
     Raises:
         LearnerError: a reward is not finite.
     """
     rewards: dict[int, float] = {}
-    early = 0.0
+    last: dict[str, int] = {}
+    early: defaultdict[str, float] = defaultdict(float)
     for turn, step in enumerate(trajectory.steps):
         if not math.isfinite(step.reward):
             raise LearnerError(
@@ -206,12 +211,12 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
                 "environment has to return a finite number."
             )
         if step.completion is not None and step.completion.num_completion_tokens and not step.is_unseen:
-            rewards[turn] = early + step.reward
-            early = 0.0
-        elif rewards:
-            rewards[max(rewards)] += step.reward
+            rewards[turn] = early.pop(step.seat, 0.0) + step.reward
+            last[step.seat] = turn
+        elif step.seat in last:
+            rewards[last[step.seat]] += step.reward
         else:
-            early += step.reward
+            early[step.seat] += step.reward
     return rewards
 
 
@@ -244,24 +249,27 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
     """Return whether the members of ``group`` were rewarded differently, so that comparing them teaches
     something.
 
-    Where turns are compared, whether the returns from any place on differ among those who reached it. These
-    are the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
+    Where turns are compared, whether the returns from any place on differ among those who reached it; rewards
+    and returns are those of one seat, where there are several. These are
+    the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
     ``resolve`` does not let them be left out, but for DAPO's refill, which is defined by the environment's
     verdict. A member that infrastructure has spoilt is not compared.
 
     Raises:
         LearnerError: a reward is not finite.
     """
-    compared: dict[str, list[float]] = defaultdict(list)
+    compared: dict[tuple[str, str], list[float]] = defaultdict(list)
     judged = [trajectory for trajectory in group.trajectories if is_judged(trajectory)]
     for trajectory in judged:
         rewards = turn_rewards(trajectory)
-        if algorithm.credit == "broadcast":
-            compared[""].append(trajectory.reward)
-        if algorithm.credit == "per_step" or algorithm.turn_weight:
-            returns = returns_to_go(list(rewards.values()), algorithm.gamma)
-            for turn, value in zip(rewards, returns, strict=True):
-                compared[turn_place(trajectory, turn, algorithm)].append(value)
+        for seat, reward in trajectory.seat_rewards.items():
+            if algorithm.credit == "broadcast":
+                compared[seat, ""].append(reward)
+            if algorithm.credit == "per_step" or algorithm.turn_weight:
+                own = {turn: each for turn, each in rewards.items() if trajectory.steps[turn].seat == seat}
+                returns = returns_to_go(list(own.values()), algorithm.gamma)
+                for turn, value in zip(own, returns, strict=True):
+                    compared[seat, turn_place(trajectory, turn, algorithm)].append(value)
     return len(judged) > 1 and any(max(values) - min(values) > ALIKE for values in compared.values())
 
 

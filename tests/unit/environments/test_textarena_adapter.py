@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from environments.adapters import textarena as textarena_adapter
-from environments.adapters.textarena import PolicyOpponent, TextArenaEnvironment
+from environments.adapters.textarena import PolicyOpponent, TextArenaEnvironment, TextArenaSelfPlay
 from environments.errors import ConfigError, EnvironmentFailure
 
 pytestmark = pytest.mark.skipif(find_spec("textarena") is None, reason="textarena is an extra: worlds")
@@ -116,6 +116,31 @@ def test_opponent_that_loses_first_leaves_the_agent_the_reward(env_id):
     with pytest.raises(EnvironmentFailure, match="reset"):
         env.step("[check]")
     assert env.reset()[0]["question"] == question
+
+
+def test_self_play_gives_each_player_what_is_new_to_it():
+    env = TextArenaSelfPlay.from_dict({"env_id": "TicTacToe-v0", "seed": 1, "rest": 1})
+    observation, _ = env.reset()
+    assert observation["seat"] == "0" and "You are Player 0" in observation["question"]
+    seats = []
+    for move in ("[4]", "[0]", "[2]", "[1]"):
+        observation, reward, done, _ = env.step(move)
+        seats.append(observation["seat"])
+        assert (reward, done) == (0.0, False)
+    assert seats == ["1", "0", "1", "0"]
+    assert "You are Player 0" not in observation["question"] and "[Player 1] [1]" in observation["question"]
+    reason, reward, done, info = env.step("[6]")
+    assert (reward, done) == (1.0, True) and "Player 0" in reason
+    assert info["seat_rewards"] == {"0": 1.0, "1": -1.0}
+    assert env.is_correct() is None
+    assert env.compute_metrics() == {"player_0_reward": 1.0, "player_1_reward": -1.0}
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        env.step("[8]")
+
+
+def test_self_play_with_a_wrong_number_of_players_is_refused():
+    with pytest.raises(ConfigError, match="TicTacToe-v0 is no game for 3"):
+        TextArenaSelfPlay("TicTacToe-v0", num_players=3).reset()
 
 
 def test_opponent_can_be_the_policy_of_a_server():

@@ -323,6 +323,50 @@ def test_per_step_credit_compares_the_same_turn_of_others() -> None:
     assert metrics["learn/uncompared_fraction"] == pytest.approx(4 / num_turns)
 
 
+def conversations(rollout_id: str, rewards: Sequence[float]) -> Trajectory:
+    """Two conversations that take turns; each is one sample."""
+    steps, histories = [], {0: (7,), 1: (8,)}
+    for turn, reward in enumerate(rewards):
+        history = histories[turn % 2]
+        completion = Completion(
+            prompt_ids=history,
+            completion_ids=(10 + turn,),
+            logprobs=(-1.0,),
+            text="",
+            finish_reason="stop",
+        )
+        steps.append(Step(completion=completion, reward=reward))
+        histories[turn % 2] = (*history, 10 + turn, 5)
+    return Trajectory(rollout_id=rollout_id, steps=steps, reward=sum(rewards))
+
+
+def by_turn(rows: Sequence[TrainingSample], column: str) -> list[float]:
+    pairs = [pair for row in rows for pair in zip(row.turns, getattr(row, column), strict=True)]
+    return [value for turn, value in sorted(pairs) if turn >= 0]
+
+
+def test_credit_by_turn_knows_conversations_that_take_turns() -> None:
+    members = (conversations("g/0", [0, 0, 1, 0]), conversations("g/1", [0, 0, 0, 0]))
+    both = [TrajectoryGroup(group_id="g", task={}, trajectories=members)]
+    samples = {each.rollout_id: training_samples(each) for each in members}
+    assert [len(each) for each in samples.values()] == [2, 2]
+    found, _ = assign_credit(both, samples, algorithm("rloo", credit="per_step", gamma=0.5), 0.0)
+    assert by_turn(found["g/0"], "advantages") == pytest.approx([0.25, 0.5, 1.0, 0.0])
+
+
+def test_values_belong_to_their_turns_where_conversations_alternate() -> None:
+    member = conversations("g/0", [0, 0, 1, 0])
+    samples = [
+        replace(each, old_logprobs=each.rollout_logprobs, values=tuple(map(float, each.turns)))
+        for each in training_samples(member)
+    ]
+    one = [TrajectoryGroup(group_id="g", task={}, trajectories=(member,))]
+    ppo = algorithm("ppo", gamma=0.5, options={"lam": 0.0})
+    found, _ = assign_credit(one, {"g/0": samples}, ppo, 0.0)
+    # With lambda 0 a return is the reward and the discounted value of the next turn.
+    assert by_turn(found["g/0"], "returns") == pytest.approx([0.5, 1.0, 1.0 + 1.5, 0.0])
+
+
 def test_turn_that_sampled_nothing_has_no_advantage() -> None:
     silent = trajectory("g/0", [(2, 0.0), (1, 1.0)])
     silent.steps.insert(1, Step(reward=0.5))

@@ -1,0 +1,100 @@
+"""Self-play: one policy in all seats of a game, each with a history and a reward of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from environments.errors import AgentError
+from environments.types import PLAYED_SEAT, Action, Message, Step, Trajectory
+from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
+
+
+class SeatsAgent(BaseAgent):
+    """Plays each seat of a game by an agent of its own, which sees what that seat sees.
+
+    The environment names the seat to move in its observation, ``{"seat": "1", "question": text}``, and with
+    a move that earns something for others the rewards of all, ``info["seat_rewards"] = {"0": -1.0, "1":
+    1.0}``. Without these a reward is the mover's.
+
+    The rollout stays one trajectory, with the moves in the order in which they were made. Their steps name
+    their seats, and a seat's rewards stand on its last move so far: a seat is trained on its own history, and
+    compared with the same seat in the other rollouts of the task. What a seat earns that has never moved is
+    nobody's; the environment's ``compute_metrics`` may report it.
+
+    Args:
+        agent_class: the class of the agents of the seats.
+        agent_args: its arguments.
+
+    Raises:
+        AgentError: an observation names no seat.
+    """
+
+    def __init__(self, agent_class: type[BaseAgent] = GameAgent, **agent_args: Any) -> None:
+        self._make = partial(agent_class, **agent_args)
+        anyone = self._make()
+        self.needs_tool_calls = anyone.needs_tool_calls
+        self.served_parser = anyone.served_parser
+        self.wants_completion = anyone.wants_completion
+        self.reset()
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self._agents: dict[str, BaseAgent] = {}
+        self._seat = ""
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return self._agents[self._seat].chat_completions
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        return self._agents[self._seat].tool_schemas
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return dict(self._agents[self._seat].sampling)
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Give each seat its reward, and the observation to the next one to move, or at the end to all."""
+        if self.trajectory.steps:
+            self.trajectory.steps[-1].reward = 0.0  # the engine has put there what step() returned
+            for seat, earned in ({self._seat: reward} | info.get("seat_rewards", {})).items():
+                if step := self._last_step(seat):
+                    step.reward += earned
+        if done:
+            for seat in self._agents:
+                self._show(seat, observation, done, info)
+            return
+        if not isinstance(observation, dict) or "seat" not in observation:
+            raise AgentError(
+                f"SeatsAgent plays several seats, and the observation {observation!r} names none: return "
+                '{"seat": "0", "question": text}.'
+            )
+        self._seat = observation["seat"]
+        if self._seat not in self._agents:
+            self._agents[self._seat] = self._make()
+            self._agents[self._seat].reset()
+        own = {name: value for name, value in observation.items() if name != "seat"}
+        self._show(self._seat, own, done, info)
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        agent = self._agents[self._seat]
+        num_before = len(agent.trajectory.steps)
+        action = agent.update_from_model(response, **kwargs)
+        new = agent.trajectory.steps[num_before:]
+        for step in new:
+            step.info[PLAYED_SEAT] = self._seat
+        self.trajectory.steps += new
+        return action
+
+    def _show(self, seat: str, observation: Any, done: bool, info: dict[str, Any]) -> None:
+        last = self._last_step(seat)
+        reward = last.reward if last else 0.0
+        self._agents[seat].update_from_env(observation=observation, reward=reward, done=done, info=info)
+
+    def _last_step(self, seat: str) -> Step | None:
+        return self._agents[seat].get_current_state() if seat in self._agents else None

@@ -1,0 +1,91 @@
+"""Self-play in Kuhn poker: exploitability over updates, of the policy and of its average.
+
+    python tests/benchmarks/self_play.py              # a policy in a table, three seeds, without engines
+    python tests/benchmarks/self_play.py RUN RUN ...  # trainings with recipe=kuhn, from their trajectories
+
+A player who knows the policy wins ``exploitability`` chips a game above the game's value against it, as the
+mean of both seats. The average of a policy over updates weighs each update's move by how often the policy
+itself comes to that state. Of a training, the policy of an update is what its rollouts have done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import repository
+
+from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept
+from policies.learning.algorithms import resolve
+from policies.learning.settings import AlgorithmConfig
+
+sys.path.insert(0, str(repository.ROOT / "tests"))
+from kuhn_policies import (
+    STATES,
+    VALUE,
+    State,
+    Strategy,
+    Table,
+    average,
+    decisions,
+    exploitability,
+    learn,
+    play,
+    value,
+)
+
+
+def trained(seed: int, args: argparse.Namespace) -> list[dict[State, float]]:
+    """The strategies before each update and after the last one."""
+    policy, algorithm = Table(seed), resolve(AlgorithmConfig(name="rloo"), 64)
+    strategies = [policy.strategy]
+    for update in range(args.updates):
+        learn(policy, play(policy, update, args.group_size), algorithm, args.lr, args.entropy_coef)
+        strategies.append(policy.strategy)
+    return strategies
+
+
+def played_by(run: Path) -> list[dict[State, float]]:
+    """The strategies of a training's updates, as its rollouts have played them."""
+    strategies = []
+    for step in kept_steps(run, TRAIN):
+        chosen: dict[State, list[bool]] = {state: [] for state in STATES}
+        for kept in read_kept(run, TRAIN, step):
+            for state, is_bet in decisions(kept.trajectory):
+                chosen[state].append(is_bet)
+        strategies.append({state: float(np.mean(each)) if each else 0.5 for state, each in chosen.items()})
+    return strategies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=4.0)
+    parser.add_argument("--entropy-coef", type=float, default=0.0)
+    args = parser.parse_args()
+    for run in args.runs:
+        report(str(run), played_by(run))
+    for seed in args.seeds if not args.runs else ():
+        report(f"seed {seed}", trained(seed, args))
+
+
+def report(name: str, strategies: Sequence[Strategy]) -> None:
+    start = exploitability(strategies[0])
+    print(f"{name}: {start:.3f} before the first update")
+    for stop in sorted({round(len(strategies) * part / 8) for part in range(1, 9)}):
+        mean = average(strategies[:stop])
+        now, averaged = exploitability(strategies[stop - 1]), exploitability(mean)
+        print(
+            f"  {stop - 1:4d} updates: {now:.3f}, averaged {averaged:.3f}, {averaged / start:.2f} of that; "
+            f"the first player wins {value(mean, mean):+.3f}, {VALUE:+.3f} is best"
+        )
+
+
+if __name__ == "__main__":
+    main()
