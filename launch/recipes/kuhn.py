@@ -32,8 +32,8 @@ WORDS |= {"p": WORDS[""], "pb": WORDS["b"]}
 """Words that answer them, with the moves that they are."""
 NO_MOVE = "x"
 SEATS = ("first", "second")
-HABITS = {"J": 0.7, "Q": 0.5, "K": 0.3}
-"""Shares in which players of the demonstrations bet or call: they read their card, and play it badly."""
+HABITS = {"J": 0.4, "Q": 0.5, "K": 0.6}
+"""Shares in which players of the demonstrations bet or call."""
 Script = tuple[str, list[str]]
 """The cards, and the messages of the players in turn."""
 
@@ -102,7 +102,7 @@ def chips_of_first(cards: str, moves: str) -> float:
 def workload(seed: int) -> Workload:
     """All six deals, for training and evaluation alike: what is learned is how to play them.
 
-    The demonstrations teach the words and to read the card, and a play that is worse than a random one.
+    The demonstrations teach the words, and to read the card: otherwise the play is random.
     """
     rng = random.Random(seed)
     tasks = [{"cards": cards} for cards in DEALS]

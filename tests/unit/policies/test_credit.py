@@ -354,7 +354,7 @@ def test_credit_by_turn_knows_conversations_that_take_turns() -> None:
     assert by_turn(found["g/0"], "advantages") == pytest.approx([0.25, 0.5, 1.0, 0.0])
 
 
-def test_values_belong_to_their_turns_where_conversations_alternate() -> None:
+def test_values_stay_with_turns_where_conversations_alternate() -> None:
     member = conversations("g/0", [0, 0, 1, 0])
     samples = [
         replace(each, old_logprobs=each.rollout_logprobs, values=tuple(map(float, each.turns)))
