@@ -232,7 +232,8 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     Raises:
         ConfigError: an estimator that compares the members of a group, and groups of one.
     """
-    if algorithm.estimator.compares and group_size < 2:
+    compares = algorithm.estimator.compares or algorithm.options.get("reward_coef", 0) > 0
+    if compares and group_size < 2:
         raise ConfigError(
             f"rollout.group_size={group_size} with algorithm.name={algorithm.name!r}: its estimator "
             f"{algorithm.advantage} compares the rollouts of a task with each other and needs at least 2. "
