@@ -52,6 +52,8 @@ class Progress:
     """Positions of the tasks that a curriculum has chosen for the groups that are not consumed, by number."""
     curriculum: dict[str, Any] = field(default_factory=dict)
     """State of the curriculum: what it knows of the tasks."""
+    observed_by: str = ""
+    """Method of the curriculum that made this state, whose form others may not read."""
     judged_by: dict[str, str] = field(default_factory=dict)
     """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
 

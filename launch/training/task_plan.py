@@ -64,6 +64,13 @@ class TaskPlan:
         # A replay has the tasks of the recorded run, whoever has chosen them.
         self._curriculum = workload.curriculum if config.run.replay is None else None
         if self._curriculum is not None:
+            method = type(self._curriculum).observe.__qualname__
+            if state.progress.curriculum and state.progress.observed_by != method:
+                state.progress.curriculum.clear()
+                tracker.announce(
+                    f"The results so far were kept by {state.progress.observed_by}: {method} begins anew."
+                )
+            state.progress.observed_by = method
             self._curriculum.state = state.progress.curriculum
             tracker.announce(f"Curriculum: {self._curriculum}.")
 

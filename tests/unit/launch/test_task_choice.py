@@ -154,6 +154,11 @@ def test_own_plan_without_weights_keeps_its_state_when_tasks_change(tmp_path: Pa
     training = SimulatedTraining(tmp_path, Dataset(TASKS[5:]), InOrder(), DROP)
     assert training.state.progress.curriculum == {"seen": 16}
     assert set(training.stream.requested) == {TASKS[5 + 16]["task"]}
+    training.save()
+    training = SimulatedTraining(tmp_path, TASKS, SuccessBand(), DROP)
+    assert training.said[0].endswith("kept by InOrder.observe: Curriculum.observe begins anew.")
+    training.update()
+    assert training.metrics["curriculum/known"] == 8
 
 
 def test_curriculum_may_come_to_a_run_and_leave_it(tmp_path: Path) -> None:
