@@ -76,7 +76,7 @@ def test_same_seed_makes_the_same_tasks(folder: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (folder / "train" / path.relative_to(tmp_path)).read_bytes()
 
 
-def test_arguments_of_the_command_that_name_no_folder_are_refused(
+def test_arguments_that_name_no_folder_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -290,7 +290,7 @@ def test_mistake_in_a_plan_is_named_with_its_remedy(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_no_plan_is_made_of_a_model_that_is_not_named(
+def test_plan_of_model_that_is_not_named_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"

@@ -146,7 +146,7 @@ class InOrder(Curriculum):
         self.state["seen"] = self.state.get("seen", 0) + 1
 
 
-def test_own_plan_without_weights_keeps_its_state_when_tasks_change(tmp_path: Path) -> None:
+def test_own_plan_keeps_its_state_when_tasks_change(tmp_path: Path) -> None:
     training = played(tmp_path, 2, InOrder())
     assert training.state.progress.curriculum == {"seen": 16}
     assert training.metrics["curriculum/weight_mean"] == 1
