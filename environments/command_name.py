@@ -33,6 +33,14 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
     return argparse.ArgumentParser(prog=command_name(name), description=description, formatter_class=layout)
 
 
+def only_folder(arguments: list[str], module: str, description: str | None) -> Path:
+    """The folder that a module's command is given, which has no other argument; ``--help`` describes it."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"python -m {module}", description=description, formatter_class=layout)
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    return Path(parser.parse_args(arguments).folder)
+
+
 def explained(*others: type[Exception]) -> Callable[[Main], Main]:
     """A command's ``main`` that prints the reason of a failure, and returns an exit status for it.
 

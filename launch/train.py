@@ -40,12 +40,18 @@ PLAN = "--plan"
 
 def main(arguments: list[str]) -> int:
     """Run the command with its arguments, and return its exit status."""
+    arguments = [part for each in arguments for part in _divided(each)]
     if PLAN not in arguments:
         return COMMAND.run(arguments)
     place = arguments.index(PLAN)
     devices = [each for each in arguments[place + 1 : place + 2] if "=" not in each and each[:1] != "-"]
     rest = arguments[:place] + arguments[place + 1 + len(devices) :]
     return replace(COMMAND, work=partial(plan, "".join(devices))).run(rest)
+
+
+def _divided(argument: str) -> list[str]:
+    """``--plan=8x80`` as two arguments; another one as it is."""
+    return argument.split("=", 1) if argument.startswith(f"{PLAN}=") else [argument]
 
 
 def plan(devices: str, config: TrainConfig) -> None:
@@ -56,9 +62,11 @@ def plan(devices: str, config: TrainConfig) -> None:
     from launch.training.stages.warm_start import with_epochs
     from launch.validation.memory_plan import Devices, plan_text, shape_of
     from launch.validation.settings import check_training_settings
+    from launch.validation.workload import check_model_is_named
 
     check_training_settings(config)
     workload = workload_of(config)
+    check_model_is_named(config, workload)
     config = with_epochs(config, workload)
     config = parts_needed(config, chosen_stages(config), workload)
     sys.stdout.write(plan_text(config, shape_of(config), Devices.of(devices) if devices else None) + "\n")

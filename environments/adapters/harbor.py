@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from environments.adapters.harbor_files import read_task
 from environments.base import Task
-from environments.command_name import explained
+from environments.command_name import explained, only_folder
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.rewards.base import RewardOutput, unjudged
@@ -241,7 +241,11 @@ def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[st
         else:
             rows.append({"question": task.question, "folder": str(task.folder), "name": each.name})
     if not rows:
-        reasons = "".join(f"\n{reason}" for reason in rejected.values()) or " It has no */task.toml."
+        reasons = "".join(f"\n{reason}" for reason in rejected.values()) or (
+            " It has no */task.toml: name the folder in which the tasks' folders lie."
+            if folder.is_dir()
+            else " It is no folder: correct the path."
+        )
         raise DatasetError(f"{folder} has no task of Harbor that can be played.{reasons}")
     return Dataset(rows, name=folder.name), rejected
 
@@ -271,9 +275,7 @@ def lines_about(folder: Path) -> Iterator[str]:
 
 @explained()
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        raise ConfigError(f"Usage: python -m environments.adapters.harbor FOLDER, not {arguments}.")
-    for line in lines_about(Path(arguments[0])):
+    for line in lines_about(only_folder(arguments, "environments.adapters.harbor", __doc__)):
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     return 0

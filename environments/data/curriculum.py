@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import random
 import statistics
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +25,11 @@ from environments.types import Trajectory
 
 
 @dataclass(kw_only=True)
-class Curriculum(ABC):
+class Curriculum:
     """Plays each task at a share of its turns, which ``weight`` decides by the results so far.
 
-    A subclass needs a ``weight``; one with another plan replaces ``select`` and ``observe``, and keeps in
-    ``state`` whatever it knows.
+    A subclass has a ``weight`` of its own; one with another plan replaces ``select`` and ``observe``, and
+    keeps in ``state`` whatever it knows: it stays there, also when the tasks change.
 
     Args:
         by: a field of the tasks: those of equal values share their results. With ``None`` each task has its
@@ -45,7 +44,7 @@ class Curriculum(ABC):
     by: str | None = None
     floor: float = 0.1
     memory: float = 0.5
-    state: dict[str, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
+    state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Knowledge so far, by ``key`` of the tasks. The run puts it here, empty or from a checkpoint, which it
     reaches as JSON; changes are made in place."""
 
@@ -75,13 +74,13 @@ class Curriculum(ABC):
             return str(task[self.by])
         return hashlib.blake2b(repr(task).encode(), digest_size=8).hexdigest()
 
-    @abstractmethod
     def weight(self, key: str) -> float:
-        """Share of their turns at which the tasks of ``key`` are played, from 0 to 1.
+        """Share of their turns at which the tasks of ``key`` are played, from 0 to 1: here each of them.
 
         Args:
             key: one that ``state`` may not have: then nothing is known of these tasks.
         """
+        return 1.0
 
     def select(self, tasks: Dataset, turns: Iterator[int], rng: random.Random) -> int:
         """Choose the task that the next group plays; return its place in ``tasks``.

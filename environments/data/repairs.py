@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from environments.command_name import explained
+from environments.command_name import explained, only_folder
 from environments.data import repair_programs
 from environments.data.repair_programs import CALLS, HELD_OUT
 from environments.errors import ConfigError
@@ -204,12 +204,14 @@ def _source(program: ast.FunctionDef) -> str:
 
 @explained()
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        raise ConfigError(f"Usage: python -m environments.data.repairs FOLDER, not {arguments}.")
-    counts = write_repairs(Path(arguments[0]))
+    folder = only_folder(arguments, "environments.data.repairs", __doc__)
+    try:
+        counts = write_repairs(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error}): name another folder.") from error
     sys.stdout.write(
-        f"{arguments[0]}: {counts['train']} tasks to train on, {counts['test']} held out. Play them by "
-        f"python -m launch.train workload=harbor:{arguments[0]} model.path=...\n"
+        f"{folder}: {counts['train']} tasks to train on, {counts['test']} held out. Play them by "
+        f"python -m launch.train workload=harbor:{folder} model.path=...\n"
     )
     return 0
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.disk import replaced, sync
@@ -49,8 +50,10 @@ class Progress:
     """Turns that tasks have had so far, where a curriculum decides at which of them they are played."""
     chosen_tasks: dict[str, int] = field(default_factory=dict)
     """Positions of the tasks that a curriculum has chosen for the groups that are not consumed, by number."""
-    curriculum: dict[str, dict[str, float]] = field(default_factory=dict)
+    curriculum: dict[str, Any] = field(default_factory=dict)
     """State of the curriculum: what it knows of the tasks."""
+    observed_by: str = ""
+    """Method of the curriculum that made this state, whose form others may not read."""
     judged_by: dict[str, str] = field(default_factory=dict)
     """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
 

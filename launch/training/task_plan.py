@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from actors.rollouts.rollout import RolloutRequest
-from environments.data.curriculum import Curriculum
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.tracker import Tracker
@@ -65,6 +64,13 @@ class TaskPlan:
         # A replay has the tasks of the recorded run, whoever has chosen them.
         self._curriculum = workload.curriculum if config.run.replay is None else None
         if self._curriculum is not None:
+            method = type(self._curriculum).observe.__qualname__
+            if state.progress.curriculum and state.progress.observed_by != method:
+                state.progress.curriculum.clear()
+                tracker.announce(
+                    f"The results so far were kept by {state.progress.observed_by}: {method} begins anew."
+                )
+            state.progress.observed_by = method
             self._curriculum.state = state.progress.curriculum
             tracker.announce(f"Curriculum: {self._curriculum}.")
 
@@ -121,21 +127,7 @@ class TaskPlan:
             )
             self._set_aside.clear()  # they are known by their place
         progress.chosen_tasks.clear()
-        if self._curriculum is not None:
-            self._forget_others(self._curriculum)
         return saved.with_played_again(lambda _: True)
-
-    def _forget_others(self, curriculum: Curriculum) -> None:
-        """Drop what is known of tasks that are not there any more."""
-        present = {curriculum.key(task) for task in self._tasks} if curriculum.state else set()
-        others = curriculum.state.keys() - present
-        for key in others:
-            del curriculum.state[key]
-        if others:
-            self._tracker.announce(
-                f"The curriculum drops its results of {len(others)} old tasks, and has those of "
-                f"{len(curriculum.state)} that are there now."
-            )
 
     def record_failures(self, group: TrajectoryGroup, num_requested: int) -> None:
         """Count the failed rollouts of ``group``, and set its task aside if all have failed.

@@ -179,21 +179,34 @@ def check_curriculum(curriculum: Curriculum | None, tasks: Dataset) -> None:
     curriculum.check(tasks)
 
 
-def check_model(config: TrainConfig, workload: Workload) -> None:
-    """The model can be loaded, or a tiny one be built. Raises ``ConfigError``."""
-    options = config.model.chat_template_kwargs
+def check_model_is_named(config: TrainConfig, workload: Workload) -> None:
+    """Model and teacher are named, or a tiny one can be built. Raises ``ConfigError``."""
+    options, algorithm = config.model.chat_template_kwargs, algorithm_of(config)
+    if algorithm.teacher == "":
+        raise ConfigError(
+            f"algorithm.options.teacher is not set, and algorithm.name={algorithm.name!r} learns from a "
+            "teacher: name a model's folder, a checkpoint or a run, such as "
+            "algorithm.options.teacher=runs/teacher."
+        )
     if config.model.path is not None:
-        check_loadable(model_folder(config.model.path), options)
-    elif options:
+        return
+    if options:
         raise ConfigError(
             f"model.chat_template_kwargs={options}, but model.path is not set, and the chat template of the "
             "tiny model has no options: leave them out."
         )
-    elif not workload.demonstrations:
+    if not workload.demonstrations:
         raise ConfigError(
             "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
             "set model.path to a Hugging Face name or folder."
         )
+
+
+def check_model(config: TrainConfig, workload: Workload) -> None:
+    """The model can be loaded, or a tiny one be built. Raises ``ConfigError``."""
+    check_model_is_named(config, workload)
+    if config.model.path is not None:
+        check_loadable(model_folder(config.model.path), config.model.chat_template_kwargs)
     _check_teacher(config, workload)
 
 
@@ -205,12 +218,6 @@ def _check_teacher(config: TrainConfig, workload: Workload) -> None:
     algorithm = algorithm_of(config)
     if algorithm.teacher is None:
         return
-    if not algorithm.teacher:
-        raise ConfigError(
-            f"algorithm.options.teacher is not set, and algorithm.name={algorithm.name!r} learns from a "
-            "teacher: name a model's folder, a checkpoint or a run, such as "
-            "algorithm.options.teacher=runs/teacher."
-        )
     teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
     if config.model.path is None:
         check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]))

@@ -1,7 +1,7 @@
 """Self-play in Kuhn poker: exploitability over updates, of the policy and of its average.
 
     python tests/benchmarks/self_play.py              # a policy in a table, three seeds, without engines
-    python tests/benchmarks/self_play.py RUN RUN ...  # trainings on launch.recipes.kuhn, from their trajectories
+    python tests/benchmarks/self_play.py RUN RUN ...  # trainings on launch.recipes.kuhn, by their rollouts
 
 A player who knows the policy wins ``exploitability`` chips a game above the game's value against it, as the
 mean of both seats. The average of a policy over updates weighs each update's move by how often the policy

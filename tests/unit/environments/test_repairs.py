@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from environments.adapters.harbor import HarborEnvironment, harbor_tasks, lines_about
-from environments.data.repairs import write_repairs, write_repairs_of
+from environments.data.repairs import main, write_repairs, write_repairs_of
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +74,17 @@ def test_same_seed_makes_the_same_tasks(folder: Path, tmp_path: Path) -> None:
     assert write_repairs_of("roman", tmp_path) == len(list(folder.glob("train/roman-*"))) > 4
     for path in tmp_path.rglob("*.*"):
         assert path.read_bytes() == (folder / "train" / path.relative_to(tmp_path)).read_bytes()
+
+
+def test_arguments_that_name_no_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, status in ((["--help"], 0), ([], 2), (["--seed"], 2), (["a", "b"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == status
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    assert main(["file"]) == 2
+    assert "file cannot be written" in capsys.readouterr().err

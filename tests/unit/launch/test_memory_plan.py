@@ -279,6 +279,8 @@ def test_plan_without_rollouts_has_no_engine(
         (["--plan", "learner.device=cuda"], "torch finds no GPU.*as in --plan 8x80"),
         (["--plan", "model.path=a/model"], "'a/model' is no folder here, and its config.json cannot be had"),
         (["--plan", "learner.num_workers=0"], "learner.num_workers=0"),
+        (["--plan=8x"], "--plan 8x names no devices"),
+        (["--plan", "algorithm.name=distillation"], r"algorithm\.options\.teacher is not set"),
     ],
 )
 def test_mistake_in_a_plan_is_named_with_its_remedy(
@@ -286,6 +288,15 @@ def test_mistake_in_a_plan_is_named_with_its_remedy(
 ) -> None:
     assert main(["recipe=calculator", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_plan_of_model_that_is_not_named_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "1+1", "answer": "2"}))
+    assert main([f"dataset={tasks}", "reward=math", "--plan"]) == 2
+    assert "model.path is not set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_learner import EASY, IMPOSSIBLE, RIGHT, SimulatedTraining, mixture
 
-from environments import Dataset
+from environments import Dataset, Trajectory
 from environments.data.curriculum import Curriculum, Levels, RewardVariance, SuccessBand
 from environments.errors import ConfigError, DatasetError, TroupeError
 from launch.training.rollout_requests import task_index
@@ -129,12 +130,35 @@ def test_new_tasks_keep_the_results_of_those_that_stayed(tmp_path: Path) -> None
     training.save()
     curriculum, new = SuccessBand(), [{**task, "task": 30 + index} for index, task in enumerate(mixture(6))]
     training = SimulatedTraining(tmp_path, Dataset([*TASKS[12:], *new]), curriculum, DROP)
-    stayed = {curriculum.key(task) for task in TASKS[12:]}
     assert len(before) == 24
-    assert curriculum.state == {key: before[key] for key in before if key in stayed}
-    assert any("drops its results of 12 old tasks, and has those of 12" in each for each in training.said)
+    assert curriculum.state == before
     training.update()
     assert training.stream.num_played == 8 * 8, "what was finished of the old tasks is played again"
+
+
+class InOrder(Curriculum):
+    """One of a user's own, with a plan and a state of its own."""
+
+    def select(self, tasks: Dataset, turns: Iterator[int], rng: random.Random) -> int:
+        return int(self.state.get("seen", 0)) % len(tasks)
+
+    def observe(self, task: Mapping[str, Any], rollouts: Sequence[Trajectory]) -> None:
+        self.state["seen"] = self.state.get("seen", 0) + 1
+
+
+def test_own_plan_keeps_its_state_when_tasks_change(tmp_path: Path) -> None:
+    training = played(tmp_path, 2, InOrder())
+    assert training.state.progress.curriculum == {"seen": 16}
+    assert training.metrics["curriculum/weight_mean"] == 1
+    training.save()
+    training = SimulatedTraining(tmp_path, Dataset(TASKS[5:]), InOrder(), DROP)
+    assert training.state.progress.curriculum == {"seen": 16}
+    assert set(training.stream.requested) == {TASKS[5 + 16]["task"]}
+    training.save()
+    training = SimulatedTraining(tmp_path, TASKS, SuccessBand(), DROP)
+    assert training.said[0].endswith("kept by InOrder.observe: Curriculum.observe begins anew.")
+    training.update()
+    assert training.metrics["curriculum/known"] == 8
 
 
 def test_curriculum_may_come_to_a_run_and_leave_it(tmp_path: Path) -> None:

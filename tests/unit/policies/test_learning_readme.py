@@ -67,3 +67,10 @@ def test_algorithm_of_the_example_is_found(tmp_path: Path, monkeypatch: pytest.M
         "reinforce",
         {"factor": 2},
     )
+
+
+def test_pages_count_the_algorithms() -> None:
+    number = {15: "fifteen"}[len(SHIPPED)]
+    for page, counts in (("README.md", 1), (".docs/pages/tested.md", 2)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(r"(\w+teen|twelve) algorithms", text) == [number] * counts, page
