@@ -123,6 +123,11 @@ def test_each_seat_has_samples_and_rewards_of_its_own() -> None:
         assert each.num_sampled_tokens == 4
 
 
+def test_seats_that_are_numbers_have_their_rewards() -> None:
+    numbered: Any = [(0, {}), (1, {"0": 1.0, 1: -1.0})]
+    assert play(numbered).seat_rewards == {"0": 1.0, "1": -1.0}
+
+
 def test_turns_of_two_seats_are_never_one_sample() -> None:
     class Shared(SeatsAgent):
         """Shows both seats the same conversation."""
