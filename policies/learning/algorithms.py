@@ -310,7 +310,7 @@ def _check_one_advantage(
         return
     if config.credit == "per_step":
         given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
-    elif estimator.by_token or estimator.turns_by:
+    elif estimator.by_token or estimator.turns_by or estimator.uses_teacher:
         given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
     else:
         return

@@ -114,6 +114,7 @@ def test_setting_without_effect_is_refused(name: str, setting: str, value: objec
             {"advantage": "reinforce_plus_plus"},
             r"advantage=reinforce_plus_plus with algorithm\.loss=geo_mean",
         ),
+        ({"advantage": "reverse_kl"}, r"advantage=reverse_kl with algorithm\.loss=geo_mean"),
     ],
 )
 def test_loss_of_one_advantage_takes_none_by_turn_or_token(settings: dict[str, str], message: str) -> None:
