@@ -266,6 +266,8 @@ def test_only_estimators_that_compare_need_groups() -> None:
     check_group_size(algorithm("rloo"), 2)
     with pytest.raises(ConfigError, match=r"rollout\.group_size=1 with algorithm\.name='rloo'"):
         check_group_size(algorithm("rloo"), 1)
+    with pytest.raises(ConfigError, match=r"reward_coef=0\.5 has no effect with rollout\.group_size=1"):
+        check_group_size(algorithm("distillation", options={"reward_coef": 0.5}), 1)
 
 
 def test_names_are_checked_without_loading_anything_heavy() -> None:
