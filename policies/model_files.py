@@ -189,8 +189,11 @@ def _check_hub(name: str, setting: str) -> None:
         ) from error
 
 
-def config_of(model: str) -> dict[str, Any]:
+def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
     """The ``config.json`` of a model's folder, or of a model on the hub, of which nothing else is fetched.
+
+    Args:
+        setting: that names the model, for errors.
 
     Raises:
         ConfigError: it cannot be had.
@@ -205,6 +208,6 @@ def config_of(model: str) -> dict[str, Any]:
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"model.path={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
+            f"{setting}={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
             f"({reason}): name a folder with a {CONFIG}."
         ) from error
