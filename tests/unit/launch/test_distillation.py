@@ -120,13 +120,17 @@ def test_teacher_that_is_missing_is_named(teacher: str, message: str, tiny_model
         check(teacher, tiny_model)
 
 
-def test_best_checkpoint_of_a_run_can_be_the_teacher(tmp_path: Path, tiny_model: Path) -> None:
+def test_best_checkpoint_of_a_run_can_be_the_teacher(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     best, newest = (make_run(run, tiny_model, step) for step in (20, 30))
     CheckpointFolder(run, kept=1).mark_best(20, "eval/reward_mean", 0.5)
     assert model_folder(str(run / "checkpoints" / "best")) == str(best / "huggingface")
     assert model_folder(str(run)) == str(newest / "huggingface")
     check(run / "checkpoints" / "best", tiny_model)
+    monkeypatch.chdir(run / "checkpoints")
+    assert model_folder("best") == str(best / "huggingface")
 
 
 def test_stages_without_rollouts_have_no_use_for_a_teacher(tiny_model: Path) -> None:
