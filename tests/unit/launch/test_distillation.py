@@ -97,6 +97,12 @@ def test_teacher_with_another_end_is_refused(tiny_model: Path, other: Path) -> N
         check(other, tiny_model)
 
 
+def test_teacher_with_a_shorter_context_is_refused(tiny_model: Path, other: Path) -> None:
+    edit(other / "config.json", {"max_position_embeddings": 16})
+    with pytest.raises(ConfigError, match=r"max_position_embeddings=16, and cannot score a rollout of .* tokens"):
+        check(other, tiny_model)
+
+
 def test_teacher_with_fewer_rows_than_student_is_refused(tiny_model: Path, other: Path) -> None:
     size = json.loads((tiny_model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     edit(other / "config.json", {"vocab_size": size + 8})
