@@ -226,3 +226,12 @@ def test_seats_come_back_from_a_file() -> None:
     assert read.seat_rewards == played.seat_rewards
     pairs = zip(training_samples(read), training_samples(played), strict=True)
     assert all(one == other and np.array_equal(one.rewards, other.rewards) for one, other in pairs)
+
+
+def test_seat_that_one_member_has_alone_is_no_signal() -> None:
+    played = group([("a", {}), ("b", {}), ("b", {"b": 1.0})], [("a", {})])
+    for step in played.trajectories[0].steps[1:]:
+        step.observation = "equal"
+    gigpo = AlgorithmConfig(name="gigpo")
+    assert not any(each for turns in advantages(played, gigpo).values() for each in turns.values())
+    assert not has_signal(played, resolve(gigpo, 64))
