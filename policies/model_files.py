@@ -96,8 +96,8 @@ def check_teacher(
     if most is not None and not shape.get("rope_scaling") and most < num_tokens:
         raise ConfigError(
             f"{setting}={teacher!r} has max_position_embeddings={most}, and cannot score a rollout of "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {num_tokens} tokens: lower the two, or "
-            "name a teacher with a longer context."
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {num_tokens} tokens: lower the two, "
+            "or name a teacher with a longer context."
         )
     rows = num_rows(teacher)
     if rows is not None and student_rows is not None and rows < student_rows:

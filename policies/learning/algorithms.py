@@ -241,8 +241,8 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     coefficient = algorithm.options.get("reward_coef")
     if algorithm.advantage == "reverse_kl" and coefficient and group_size < 2:
         raise ConfigError(
-            f"algorithm.options.reward_coef={coefficient} has no effect with rollout.group_size={group_size}: "
-            "it weighs the distance of a reward from its group's mean. Set rollout.group_size=8, for "
+            f"algorithm.options.reward_coef={coefficient} has no effect with rollout.group_size={group_size}"
+            ": it weighs the distance of a reward from its group's mean. Set rollout.group_size=8, for "
             "example, or leave algorithm.options.reward_coef out."
         )
 

@@ -63,7 +63,9 @@ def test_plan_has_the_teacher_where_the_ranks_are(
 
 def test_teacher_that_cannot_be_planned_is_named_by_its_setting(tiny_model: Path) -> None:
     given = config("nobody-here/no-model", f"model.path={tiny_model}")
-    with pytest.raises(ConfigError, match=r"^algorithm\.options\.teacher='nobody-here/no-model' is no folder"):
+    with pytest.raises(
+        ConfigError, match=r"^algorithm\.options\.teacher='nobody-here/no-model' is no folder"
+    ):
         processes(given, shape_of(given))
 
 
@@ -99,7 +101,7 @@ def test_teacher_with_another_end_is_refused(tiny_model: Path, other: Path) -> N
 
 def test_teacher_with_a_shorter_context_is_refused(tiny_model: Path, other: Path) -> None:
     edit(other / "config.json", {"max_position_embeddings": 16})
-    with pytest.raises(ConfigError, match=r"max_position_embeddings=16, and cannot score a rollout of .* tokens"):
+    with pytest.raises(ConfigError, match=r"max_position_embeddings=16, and cannot score a rollout of"):
         check(other, tiny_model)
 
 
