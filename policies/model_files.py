@@ -51,7 +51,9 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
         return  # it expects other messages, which the agent may have
 
 
-def check_teacher(teacher: str, student: PreTrainedTokenizerBase, student_rows: int | None = None) -> None:
+def check_teacher(
+    teacher: str, student: PreTrainedTokenizerBase, num_tokens: int, student_rows: int | None = None
+) -> None:
     """Check that a teacher can be loaded, and reads each token of the student as the student does.
 
     Its chat template and its merges are of no account: it scores tokens, and reads no text.
@@ -59,6 +61,7 @@ def check_teacher(teacher: str, student: PreTrainedTokenizerBase, student_rows: 
     Args:
         teacher: folder or hub name.
         student: tokenizer of the model that learns.
+        num_tokens: of the longest rollout.
         student_rows: tokens that the student can sample: a model may have more than its tokenizer knows.
 
     Raises:
@@ -88,6 +91,14 @@ def check_teacher(teacher: str, student: PreTrainedTokenizerBase, student_rows: 
                 f"{setting}={teacher!r} has {name}={getattr(tokenizer, name)!r}, and the student has "
                 f"{getattr(student, name)!r}: {remedy}."
             )
+    shape = json_object(Path(teacher) / CONFIG) if Path(teacher).is_dir() else {}
+    most = shape.get("max_position_embeddings")
+    if most is not None and not shape.get("rope_scaling") and most < num_tokens:
+        raise ConfigError(
+            f"{setting}={teacher!r} has max_position_embeddings={most}, and cannot score a rollout of "
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {num_tokens} tokens: lower the two, "
+            "or name a teacher with a longer context."
+        )
     rows = num_rows(teacher)
     if rows is not None and student_rows is not None and rows < student_rows:
         raise ConfigError(
@@ -189,8 +200,11 @@ def _check_hub(name: str, setting: str) -> None:
         ) from error
 
 
-def config_of(model: str) -> dict[str, Any]:
+def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
     """The ``config.json`` of a model's folder, or of a model on the hub, of which nothing else is fetched.
+
+    Args:
+        setting: that names the model, for errors.
 
     Raises:
         ConfigError: it cannot be had.
@@ -205,6 +219,6 @@ def config_of(model: str) -> dict[str, Any]:
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"model.path={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
+            f"{setting}={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
             f"({reason}): name a folder with a {CONFIG}."
         ) from error

@@ -32,7 +32,7 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     """
     given = Path(path)
     if given.name == BEST and given.is_file():
-        given = CheckpointFolder(given.parents[1], kept=1).best() or given
+        given = CheckpointFolder(given.absolute().parents[1], kept=1).best() or given
     if not given.is_dir():
         if path == smollm2.NAME:
             return smollm2.smollm2_folder()

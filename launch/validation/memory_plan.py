@@ -214,7 +214,7 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     """
     learner, engine = config.learner, config.server.engine
     algorithm = algorithm_of(config)
-    rows = _ranks("learner rank", config, shape, learner.lora.rank)
+    rows = _ranks("learner rank", config, shape, learner.lora.rank, _teacher_size(algorithm))
     if algorithm.uses_critic:
         critic = _ranks("critic rank", config, replace(shape, tied=True), lora_rank=0)
         rows += [replace(row, logits=0.0) for row in critic]
@@ -223,7 +223,6 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
     rows += [
         Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
-        Process(name="teacher", count=1, weights=FULL * _teacher_size(algorithm)),  # likewise
         Process(name="weights on their way", count=1, weights=2 * published),
         Process(name="rollout actor", count=num_rollout_actors(config), program=PAIR),
         Process(name="Ray and the rest", count=1, program=REST),
@@ -240,13 +239,16 @@ def _teacher_size(algorithm: Algorithm) -> int:
     """Number of parameters of the teacher; 0 without one."""
     if not algorithm.teacher:
         return 0
-    folder = model_folder(algorithm.teacher, "algorithm.options.teacher")
-    return ModelShape.of(config_of(folder)).num_parameters
+    setting = "algorithm.options.teacher"
+    return ModelShape.of(config_of(model_folder(algorithm.teacher, setting), setting)).num_parameters
 
 
-def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) -> list[Process]:
-    """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, the layers that it
-    has gathered, and its largest micro-batch. On GPUs a part of each lies on the host.
+def _ranks(
+    name: str, config: TrainConfig, shape: ModelShape, lora_rank: int, teacher_size: int = 0
+) -> list[Process]:
+    """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
+    weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
+    host.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -255,7 +257,7 @@ def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) ->
     master = HALF if engine.get("model_dtype") in ("bf16", "bfloat16") else FULL
     shards = engine.get("fsdp_size", -1)
     state = master / (shards if 0 < shards < num_ranks else num_ranks)
-    whole, trained = state * shape.num_parameters, state * _trained(shape, lora_rank)
+    whole, trained = state * (shape.num_parameters + teacher_size), state * _trained(shape, lora_rank)
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
         gathered += FULL * shape.layer  # the gradient of a layer before it is shared out
@@ -275,7 +277,7 @@ def _ranks(name: str, config: TrainConfig, shape: ModelShape, lora_rank: int) ->
     if not on_gpu:
         return [rank]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
-    loaded = FULL * shape.num_parameters / (1 if shape.tied else num_ranks)
+    loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS, weights=loaded)
     if engine.get("offload_policy"):
         host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)

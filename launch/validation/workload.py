@@ -219,11 +219,12 @@ def _check_teacher(config: TrainConfig, workload: Workload) -> None:
     if algorithm.teacher is None:
         return
     teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
+    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if config.model.path is None:
-        check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]))
+        check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]), longest)
     else:
         student = model_folder(config.model.path)
-        check_teacher(teacher, load_tokenizer(student), num_rows(student))
+        check_teacher(teacher, load_tokenizer(student), longest, num_rows(student))
 
 
 def check_shapes(config: TrainConfig, workload: Workload) -> None:

@@ -62,7 +62,8 @@ class SeatsAgent(BaseAgent):
         """Give each seat its reward, and the observation to the next one to move, or at the end to all."""
         if self.trajectory.steps:
             self.trajectory.steps[-1].reward = 0.0  # the engine has put there what step() returned
-            for seat, earned in ({self._seat: reward} | info.get("seat_rewards", {})).items():
+            given = {str(seat): earned for seat, earned in info.get("seat_rewards", {}).items()}
+            for seat, earned in ({self._seat: reward} | given).items():
                 if step := self._last_step(seat):
                     step.reward += earned
         if done:
@@ -74,7 +75,7 @@ class SeatsAgent(BaseAgent):
                 f"SeatsAgent plays several seats, and the observation {observation!r} names none: return "
                 '{"seat": "0", "question": text}.'
             )
-        self._seat = observation["seat"]
+        self._seat = str(observation["seat"])  # as its steps and the rewards of all name it
         if self._seat not in self._agents:
             self._agents[self._seat] = self._make()
             self._agents[self._seat].reset()

@@ -230,14 +230,20 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     """Check that groups are large enough to be compared within.
 
     Raises:
-        ConfigError: an estimator that compares the members of a group, and groups of one.
+        ConfigError: something compares the members of a group, and groups are of one.
     """
-    compares = algorithm.estimator.compares or algorithm.options.get("reward_coef", 0) > 0
-    if compares and group_size < 2:
+    if algorithm.estimator.compares and group_size < 2:
         raise ConfigError(
             f"rollout.group_size={group_size} with algorithm.name={algorithm.name!r}: its estimator "
             f"{algorithm.advantage} compares the rollouts of a task with each other and needs at least 2. "
             "Set rollout.group_size=8, for example."
+        )
+    coefficient = algorithm.options.get("reward_coef")
+    if algorithm.advantage == "reverse_kl" and coefficient and group_size < 2:
+        raise ConfigError(
+            f"algorithm.options.reward_coef={coefficient} has no effect with rollout.group_size={group_size}"
+            ": it weighs the distance of a reward from its group's mean. Set rollout.group_size=8, for "
+            "example, or leave algorithm.options.reward_coef out."
         )
 
 
@@ -311,7 +317,7 @@ def _check_one_advantage(
         return
     if config.credit == "per_step":
         given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
-    elif estimator.by_token or estimator.turns_by:
+    elif estimator.by_token or estimator.turns_by or estimator.uses_teacher:
         given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
     else:
         return

@@ -313,6 +313,11 @@ def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[st
             f"The {kind} {name!r} comes with Troupe or verl: register yours under another name."
         )
     parameters = inspect.signature(row.function).parameters
+    if isinstance(row, Estimator) and row.uses_teacher and not hasattr(row.options(), "teacher"):
+        raise ConfigError(
+            f"The estimator {name!r} uses a teacher, and no option names it: give its options a field "
+            'teacher: str = "".'
+        )
     for option in fields(row.options):
         if option.name in ARGUMENTS or option.name not in parameters:
             raise ConfigError(

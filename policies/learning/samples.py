@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -260,9 +260,12 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
     """
     compared: dict[tuple[str, str], list[float]] = defaultdict(list)
     judged = [trajectory for trajectory in group.trajectories if is_judged(trajectory)]
+    num_members = Counter(seat for trajectory in judged for seat in trajectory.seat_rewards)
     for trajectory in judged:
         rewards = turn_rewards(trajectory)
         for seat, reward in trajectory.seat_rewards.items():
+            if num_members[seat] < 2:  # its turns are not compared with each other
+                continue
             if algorithm.credit == "broadcast":
                 compared[seat, ""].append(reward)
             if algorithm.credit == "per_step" or algorithm.turn_weight:
@@ -270,7 +273,7 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
                 returns = returns_to_go(list(own.values()), algorithm.gamma)
                 for turn, value in zip(own, returns, strict=True):
                     compared[seat, turn_place(trajectory, turn, algorithm)].append(value)
-    return len(judged) > 1 and any(max(values) - min(values) > ALIKE for values in compared.values())
+    return any(max(values) - min(values) > ALIKE for values in compared.values())
 
 
 def is_judged(trajectory: Trajectory) -> bool:

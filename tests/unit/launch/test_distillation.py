@@ -17,7 +17,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training.stages.chosen import chosen_stages
-from launch.validation.memory_plan import processes, shape_of
+from launch.validation.memory_plan import Process, processes, shape_of
 from launch.validation.workload import check_model
 from launch.workload import Workload
 
@@ -45,11 +45,28 @@ def edit(path: Path, change: dict[str, object]) -> None:
 
 def test_teacher_of_another_shape_with_the_same_tokens_is_taken(tiny_model: Path, untied_model: Path) -> None:
     check(untied_model, tiny_model)
-    given = config(untied_model, f"model.path={tiny_model}")
-    (row,) = (each for each in processes(given, shape_of(given)) if each.name == "teacher")
-    assert row.bytes == pytest.approx((untied_model / "model.safetensors").stat().st_size, rel=0.01)
-    plain = compose([*SETTINGS[:1], f"model.path={tiny_model}"])
-    assert all(each.name != "teacher" for each in processes(plain, shape_of(plain)))
+
+
+@pytest.mark.parametrize("where", [["learner.device=cpu"], ["learner.device=cuda"]])
+@pytest.mark.parametrize("more", [[], ["learner.num_workers=2"]])
+def test_plan_has_the_teacher_where_the_ranks_are(
+    tiny_model: Path, untied_model: Path, where: list[str], more: list[str]
+) -> None:
+    def rank(*settings: str) -> Process:
+        given = compose([*settings, f"model.path={tiny_model}", *where, *more])
+        return next(each for each in processes(given, shape_of(given)) if each.name == "learner rank")
+
+    with_teacher = rank(*SETTINGS, f"algorithm.options.teacher={untied_model}")
+    held = with_teacher.count * (with_teacher.weights - rank(*SETTINGS[:1]).weights)
+    assert held == pytest.approx((untied_model / "model.safetensors").stat().st_size, rel=0.01)
+
+
+def test_teacher_that_cannot_be_planned_is_named_by_its_setting(tiny_model: Path) -> None:
+    given = config("nobody-here/no-model", f"model.path={tiny_model}")
+    with pytest.raises(
+        ConfigError, match=r"^algorithm\.options\.teacher='nobody-here/no-model' is no folder"
+    ):
+        processes(given, shape_of(given))
 
 
 def test_tiny_student_has_the_tokens_of_its_demonstrations(
@@ -82,6 +99,12 @@ def test_teacher_with_another_end_is_refused(tiny_model: Path, other: Path) -> N
         check(other, tiny_model)
 
 
+def test_teacher_with_a_shorter_context_is_refused(tiny_model: Path, other: Path) -> None:
+    edit(other / "config.json", {"max_position_embeddings": 16})
+    with pytest.raises(ConfigError, match=r"max_position_embeddings=16, and cannot score a rollout of"):
+        check(other, tiny_model)
+
+
 def test_teacher_with_fewer_rows_than_student_is_refused(tiny_model: Path, other: Path) -> None:
     size = json.loads((tiny_model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     edit(other / "config.json", {"vocab_size": size + 8})
@@ -105,13 +128,17 @@ def test_teacher_that_is_missing_is_named(teacher: str, message: str, tiny_model
         check(teacher, tiny_model)
 
 
-def test_best_checkpoint_of_a_run_can_be_the_teacher(tmp_path: Path, tiny_model: Path) -> None:
+def test_best_checkpoint_of_a_run_can_be_the_teacher(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     best, newest = (make_run(run, tiny_model, step) for step in (20, 30))
     CheckpointFolder(run, kept=1).mark_best(20, "eval/reward_mean", 0.5)
     assert model_folder(str(run / "checkpoints" / "best")) == str(best / "huggingface")
     assert model_folder(str(run)) == str(newest / "huggingface")
     check(run / "checkpoints" / "best", tiny_model)
+    monkeypatch.chdir(run / "checkpoints")
+    assert model_folder("best") == str(best / "huggingface")
 
 
 def test_stages_without_rollouts_have_no_use_for_a_teacher(tiny_model: Path) -> None:

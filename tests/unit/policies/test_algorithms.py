@@ -114,6 +114,7 @@ def test_setting_without_effect_is_refused(name: str, setting: str, value: objec
             {"advantage": "reinforce_plus_plus"},
             r"advantage=reinforce_plus_plus with algorithm\.loss=geo_mean",
         ),
+        ({"advantage": "reverse_kl"}, r"advantage=reverse_kl with algorithm\.loss=geo_mean"),
     ],
 )
 def test_loss_of_one_advantage_takes_none_by_turn_or_token(settings: dict[str, str], message: str) -> None:
@@ -265,8 +266,8 @@ def test_only_estimators_that_compare_need_groups() -> None:
     check_group_size(algorithm("rloo"), 2)
     with pytest.raises(ConfigError, match=r"rollout\.group_size=1 with algorithm\.name='rloo'"):
         check_group_size(algorithm("rloo"), 1)
-    with pytest.raises(ConfigError, match=r"group_size=1 with algorithm\.name='distillation'"):
-        check_group_size(algorithm("distillation", options={"reward_coef": 1.0}), 1)
+    with pytest.raises(ConfigError, match=r"reward_coef=0\.5 has no effect with rollout\.group_size=1"):
+        check_group_size(algorithm("distillation", options={"reward_coef": 0.5}), 1)
 
 
 def test_names_are_checked_without_loading_anything_heavy() -> None:

@@ -105,6 +105,8 @@ def test_row_that_cannot_work_is_error_when_it_is_registered() -> None:
         register_loss("mine", options=Misnamed)(function)
     with pytest.raises(ConfigError, match=r"'gamma' of the estimator 'mine' .* none of token_level_rewards"):
         register_estimator("mine", options=Reserved)(function)
+    with pytest.raises(ConfigError, match=r"estimator 'mine' uses a teacher, and no option names it"):
+        register_estimator("mine", uses_teacher=True)(function)
     with pytest.raises(ConfigError, match=r"loss of the algorithm 'mine'='gpgg' .* Did you mean 'gpg'"):
         register_algorithm("mine", Definition(advantage="grpo", loss="gpgg"))
     with pytest.raises(ConfigError, match="'lam' is not one of normalize_by_std"):

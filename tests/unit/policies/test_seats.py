@@ -123,6 +123,11 @@ def test_each_seat_has_samples_and_rewards_of_its_own() -> None:
         assert each.num_sampled_tokens == 4
 
 
+def test_seats_that_are_numbers_have_their_rewards() -> None:
+    numbered: Any = [(0, {}), (1, {"0": 1.0, 1: -1.0})]
+    assert play(numbered).seat_rewards == {"0": 1.0, "1": -1.0}
+
+
 def test_turns_of_two_seats_are_never_one_sample() -> None:
     class Shared(SeatsAgent):
         """Shows both seats the same conversation."""
@@ -221,3 +226,12 @@ def test_seats_come_back_from_a_file() -> None:
     assert read.seat_rewards == played.seat_rewards
     pairs = zip(training_samples(read), training_samples(played), strict=True)
     assert all(one == other and np.array_equal(one.rewards, other.rewards) for one, other in pairs)
+
+
+def test_seat_that_one_member_has_alone_is_no_signal() -> None:
+    played = group([("a", {}), ("b", {}), ("b", {"b": 1.0})], [("a", {})])
+    for step in played.trajectories[0].steps[1:]:
+        step.observation = "equal"
+    gigpo = AlgorithmConfig(name="gigpo")
+    assert not any(each for turns in advantages(played, gigpo).values() for each in turns.values())
+    assert not has_signal(played, resolve(gigpo, 64))
