@@ -44,7 +44,7 @@ class ChatEndpoint:
     options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 1024})
     """Other fields of the request. OpenAI's thinking models take ``max_completion_tokens`` instead."""
     timeout_seconds: float = 60.0
-    """Longest wait for one try."""
+    """Longest silence of the server in one try."""
     retries: int = 3
     """Number of further tries, with growing pauses, after a timeout, a lost connection, or a status of
     408, 409, 429 or 5xx. All tries together should be shorter than ``rollout.timeout_seconds``."""
