@@ -44,7 +44,7 @@ class ChatEndpoint:
     options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 1024})
     """Other fields of the request. OpenAI's thinking models take ``max_completion_tokens`` instead."""
     timeout_seconds: float = 60.0
-    """Longest wait for one try."""
+    """Longest silence of the server in one try."""
     retries: int = 3
     """Number of further tries, with growing pauses, after a timeout, a lost connection, or a status of
     408, 409, 429 or 5xx. All tries together should be shorter than ``rollout.timeout_seconds``."""
@@ -66,7 +66,7 @@ class ChatEndpoint:
             form: further fields of this request, such as ``response_format``.
 
         Raises:
-            ConfigError: the variable of the key is not set.
+            ConfigError: the variable of the key is not set, or holds no key.
             EnvironmentFailure: there is no answer. Its message, and what is behind it, are without the key.
         """
         import openai
@@ -100,6 +100,11 @@ class ChatEndpoint:
             raise ConfigError(
                 f"key_variable={self.key_variable!r}, of the model {self.model!r} at {self.base_url}, is not "
                 "set in the environment of this process: set it on each node, before Ray is started there."
+            )
+        if not (key.isascii() and key.isprintable()):  # no header; the client's error would show it, escaped
+            raise ConfigError(
+                f"key_variable={self.key_variable!r} holds a character that no key can have, such as a line "
+                "break or an invisible space: copy the key again."
             )
         return key
 

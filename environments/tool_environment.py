@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,9 @@ from environments.tools.mcp.tool import MCPServer
 
 FINISH = "finish"
 """Name of the tool call that holds the answer, as ``{"response": text}``."""
+
+_OPENS_MARK = re.compile(r"<|\[(?=/?think\])", re.IGNORECASE)
+"""The beginnings of marks of thoughts, as which no part of a page may be taken by a judge."""
 
 Read = ToolCall | ToolOutput
 """A call, or the error that answers it because it cannot be read."""
@@ -111,7 +115,7 @@ class ToolEnvironment(TaskEnvironment):
         if self.step_reward_fn is None:
             return RewardOutput(0.0)
         self._steps.append({"calls": action, "outputs": outputs})
-        text = json.dumps(self._steps).replace("<", "\\u003c")  # a page with <think> is no thought
+        text = _OPENS_MARK.sub(lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(self._steps))
         return judge(self.step_reward_fn, self.task, text)
 
     def compute_metrics(self) -> dict[str, float]:

@@ -202,6 +202,8 @@ class HarborEnvironment(ToolEnvironment):
             return f"tests/test.sh left nothing: {result.fault}."
         if result.exit_code is None:
             return f"tests/test.sh took longer than [verifier] timeout_sec = {task.verifier_seconds:g}."
+        if not 0 <= result.exit_code <= 128:  # the agent's code may have killed it before its verdict
+            return f"tests/test.sh was ended by a signal. {ended}"
         # In a sandbox, too: the tests ran the agent's code, which may have written anything.
         logs = replace(self._shell_in({LOGS: shell.trees[LOGS]}), cwd=LOGS)
         for line in logs.run(_READ_REWARDS, _READING_SECONDS).output.splitlines():

@@ -77,11 +77,11 @@ raise SystemExit(f"{{faults}} calls failed." if faults else 0)
 _TEST = """\
 #!/bin/bash
 python3 -I /tests/judge.py && reward=1 || reward=0
-rm -rf /logs/verifier/reward.txt
+chmod -R u+rwx /logs; rm -rf /logs/verifier; mkdir /logs/verifier
 echo $reward > /logs/verifier/reward.txt
 """
 _JUDGE = """\
-# Runs the agent's code in processes that cannot write files, and not read the results that are expected:
+# Runs the agent's code in processes that cannot write files, nor read the results that are expected:
 # these are gone before, and this process cannot be looked into. All of them end before the verdict.
 import ctypes, json, os, resource, subprocess, sys
 

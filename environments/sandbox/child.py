@@ -63,10 +63,8 @@ KEYS_AND_QUEUES: Calls = {  # which outlive a program, or take memory that is no
     "aarch64": (217, 218, 219, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181),
 }
 SEGMENTS: Calls = {"x86_64": (29, 30, 31), "aarch64": (194, 196, 195)}  # shmget, shmat, shmctl
-SOCKETS_AND_TRACES: Calls = {  # socket, ptrace, io_uring_setup
-    "x86_64": (41, 101, 425),
-    "aarch64": (198, 117, 425),
-}
+TRACES: Calls = {"x86_64": (101, 311), "aarch64": (117, 271)}  # ptrace, process_vm_writev
+SOCKETS: Calls = {"x86_64": (41, 425), "aarch64": (198, 425)}  # socket, io_uring_setup
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -93,7 +91,7 @@ def main() -> None:
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         if isolated:
             give_up_rights()
-            deny_calls(KEYS_AND_QUEUES)
+            deny_calls(KEYS_AND_QUEUES, TRACES)
         else:
             restrict(settings["directory"], supervisor)
         set_limits(settings)
@@ -236,7 +234,7 @@ def restrict(directory: str, supervisor: int) -> None:
     give_up_rights()
     devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
     restrictions["keep_files"](directory, [*seen_paths(), "/proc"], devices)
-    deny_calls(KEYS_AND_QUEUES, SEGMENTS, SOCKETS_AND_TRACES)
+    deny_calls(KEYS_AND_QUEUES, TRACES, SEGMENTS, SOCKETS)
 
 
 def give_up_rights() -> None:

@@ -44,6 +44,7 @@ def main() -> Answer:
     for name, value in request["variables"].items():
         variables[name] = value.replace("${PATH}", path).replace("$PATH", path)
     cwd, exit_code = execute(request["command"], request["cwd"], request["seconds"], variables)
+    check_room(request["kept"])
     trees = {folder: pack([(folder, ".")]) for folder in request["kept"]}
     answer = json.dumps({"trees": trees, "cwd": cwd or request["cwd"], "exit_code": exit_code})
     if len(answer) > MAX_ANSWER_BYTES:
@@ -73,6 +74,18 @@ def execute(command: str, cwd: str, seconds: float, variables: dict[str, str]) -
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return os.pread(place, 4096, 0).decode("utf-8", "replace").rstrip("\n"), exit_code
+
+
+def check_room(folders: list[str]) -> None:
+    """End with a reason where the next command could not lay out the files, whose holes are filled then."""
+    sizes = {}
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for status in (os.lstat(os.path.join(place, name)) for name in names):
+                sizes[status.st_dev, status.st_ino] = status.st_size
+        room = os.statvfs(folder)
+        if sum(sizes.values()) > room.f_blocks * room.f_frsize:
+            sys.exit(f"the files take {sum(sizes.values()) >> 20} MiB without holes, which do not fit")
 
 
 def pack(files: list[tuple[str, str]]) -> str:

@@ -168,6 +168,14 @@ def test_output_and_time_of_a_command_are_bounded() -> None:
     assert run(env, "ls") == "prices.py"
 
 
+def test_files_with_holes_do_not_end_the_shell() -> None:
+    env = started(TASKS / "repair")
+    assert "files take 80 MiB without holes" in run(env, "truncate -s 40M a b")
+    assert run(env, "ls") == "prices.py"
+    assert run(env, "truncate -s 40M a; ln a b") == "(no output)"
+    assert run(env, "ls") == "a\nb\nprices.py"
+
+
 def test_time_of_the_agent_ends_the_episode(tmp_path: Path) -> None:
     env = started(changed(tmp_path, task="[agent]\ntimeout_sec = 1.5\n"))
     run(env, REPAIR)

@@ -655,3 +655,15 @@ def test_error_before_program_begins_is_environment_failure(kernel, tmp_path, mo
     monkeypatch.setattr(sandbox, "_CHILD", child)
     with pytest.raises(EnvironmentFailure, match=r"(?s)did not start.*KeyError: 'missing'"):
         run_python("1")
+
+
+def test_program_cannot_change_the_memory_of_its_parent() -> None:
+    source = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+if os.fork():
+    os.wait()
+else:
+    print(libc.ptrace(16, os.getppid(), 0, 0), libc.process_vm_writev(os.getppid(), None, 0, None, 0, 0))
+"""
+    assert LocalSandbox().run(source).stdout == "-1 -1\n"

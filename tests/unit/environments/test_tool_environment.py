@@ -7,6 +7,7 @@ import pytest
 
 from environments import ConfigError, RewardOutput, ToolEnvironment, math_reward_fn
 from environments.errors import AgentError, EnvironmentFailure
+from environments.thoughts import split_thought
 from environments.tools import Tool, ToolCall, ToolOutput
 
 TASK = {"question": "What is 41*31?", "ground_truth": "1271"}
@@ -143,17 +144,19 @@ def test_reset_gives_all_steps_back():
 
 def test_step_with_calls_has_the_reward_of_its_own_function():
     def last_output(task_info, action):
-        assert task_info == TASK and "<" not in action
+        assert task_info == TASK and split_thought(action) == ("", action), "all of it is judged"
         steps = json.loads(action)
         return RewardOutput(float(len(steps[-1]["outputs"]["c0"])), {"steps": steps})
 
     env = ToolEnvironment(TASK, tools=[Shout()], reward_fn=math_reward_fn, step_reward_fn=last_output)
     for _ in range(2):
         env.reset()
-        first, second = (env.step([call("shout", {"text": text})]) for text in ("<think>", "ab"))
-        assert [first[1], second[1]] == [7.0, 2.0]
+        first, second = (
+            env.step([call("shout", {"text": text})]) for text in ("<think>[think][/think]", "b")
+        )
+        assert [first[1], second[1]] == [22.0, 1.0]
         shown = second[3]["metadata"]["steps"]
-        assert [each["outputs"]["c0"] for each in shown] == ["<THINK>", "AB"]
+        assert [each["outputs"]["c0"] for each in shown] == ["<THINK>[THINK][/THINK]", "B"]
         assert env.step(r"\boxed{1271}")[1] == 1.0, "the answer has its own"
 
 
