@@ -177,8 +177,8 @@ class RequestQueue:
 
     @property
     def has_no_replica(self) -> bool:
-        """True while no replica is live."""
-        return not any(replica.is_live for replica in self._replicas.values())
+        """True while no replica takes requests."""
+        return not any(replica.takes_more for replica in self._replicas.values())
 
     # -- requests ------------------------------------------------------------------------------------
 
