@@ -351,6 +351,20 @@ def test_queue_whose_last_replica_leaves_has_none() -> None:
     run(test())
 
 
+def test_replica_that_has_left_is_forgotten() -> None:
+    async def test() -> None:
+        there = queue()
+        await call(there, "a", is_leaving=True)
+        await call(there, "b")
+        assert set(there.status().replicas) == {"a", "b"}
+        while there.status().replicas["b"].is_live:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert set(there.status().replicas) == {"b"}, "the silent one may come back"
+
+    run(test())
+
+
 def test_silent_replica_loses_its_requests_and_late_answers() -> None:
     async def test() -> None:
         there = queue()
