@@ -155,7 +155,7 @@ class Slot:
             return True
         connecting = asyncio.create_task(self._connect(sampler))
         try:
-            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS):
+            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS + SLOT_ANSWER_SECONDS):
                 await connecting
                 return True
             error: object = "its node does not answer"

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from actors.ray_tools.placement import on_node, start_actor
 from actors.sampling.queue_worker import CONNECTION
 from actors.sampling.sampler_actor import SamplerActor
-from actors.timing import INSPECTION_SECONDS
+from actors.timing import INSPECTION_SECONDS, SAMPLER_RESTART_SECONDS
 from policies.sampler import QueueStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
@@ -80,10 +80,15 @@ class NodeSamplers:
             if recipe is None:
                 return self.first
             sampler = start_actor(SamplerActor, recipe, **on_node(node))
-            await sampler.status.remote()  # its process is up
-        except RayError as error:
+            try:
+                async with asyncio.timeout(SAMPLER_RESTART_SECONDS):
+                    await sampler.status.remote()  # its process is up
+            except BaseException:  # also where nobody waits for it any more
+                ray.kill(sampler)
+                raise
+        except (RayError, TimeoutError) as error:
             logger.warning(
-                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %s",
+                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %r",
                 node,
                 error,
             )
