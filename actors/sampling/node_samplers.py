@@ -31,6 +31,8 @@ class _NodeSampler:
     handle: ray.actor.ActorHandle | None = None
     num_users: int = 0
     ending: asyncio.TimerHandle | None = None
+    status: QueueStatus | None = None
+    """Its last one. Its counts grow: if they were missing once, all would look new the next time."""
 
 
 class NodeSamplers:
@@ -114,20 +116,23 @@ class NodeSamplers:
         await _answers(each.cancel.remote(session_id) for each in self.by_node().values())
 
     async def other_statuses(self) -> list[QueueStatus]:
-        """The counts of all but the first, as far as they answer."""
-        others = list(self.by_node().values())[1:]
-        return [each for each in await _answers(each.status.remote() for each in others) if each is not None]
+        """The counts of all but the first: the last ones of those that do not answer."""
+        others = [(each, each.handle) for each in self._others.values() if each.handle is not None]
+        answers = await _answers(handle.status.remote() for _, handle in others)
+        for (each, _), status in zip(others, answers, strict=True):
+            each.status = status or each.status
+        return [each.status for each, _ in others if each.status is not None]
 
 
 async def _answers(references: Iterable[ray.ObjectRef[QueueStatus | None]]) -> list[QueueStatus | None]:
-    """The results that are there within ``INSPECTION_SECONDS``."""
+    """The results, ``None`` for those that are not there within ``INSPECTION_SECONDS``."""
     calls: list[asyncio.Future[QueueStatus | None]] = [asyncio.ensure_future(each) for each in references]
     if not calls:
         return []
     done, late = await asyncio.wait(calls, timeout=INSPECTION_SECONDS)
     for call in late:
         call.cancel()
-    return [call.result() for call in calls if call in done and call.exception() is None]
+    return [call.result() if call in done and call.exception() is None else None for call in calls]
 
 
 def combined(statuses: list[QueueStatus]) -> QueueStatus:

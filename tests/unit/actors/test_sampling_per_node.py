@@ -165,6 +165,23 @@ def test_cancel_does_not_wait_for_a_silent_node(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(test())
 
 
+def test_silent_node_keeps_its_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They grow from the start of a run: without them, all would count as new when it answers again."""
+    started = Started(monkeypatch)
+
+    async def test() -> None:
+        first: Any = StandIn()
+        samplers = NodeSamplers(first, A)
+        with samplers.used(B) as starting:
+            assert starting is not None
+            await starting
+            counts = await samplers.other_statuses()
+            started.by_node[B].hangs = True
+            assert await samplers.other_statuses() == counts == [QueueStatus(1, 2, {})]
+
+    asyncio.run(test())
+
+
 def test_status_of_several_queues_counts_each_replica_once() -> None:
     old, new = EngineStats(seconds=1.0, num_tokens=10), EngineStats(seconds=2.0, num_tokens=30)
     one = QueueStatus(3, 1, {"r": ReplicaStatus(1, True, 4, 7, old, 0.5)})
