@@ -32,7 +32,7 @@ class _NodeSampler:
     num_users: int = 0
     ending: asyncio.TimerHandle | None = None
     status: QueueStatus | None = None
-    """Its last one. Its counts grow: if they were missing once, all would look new the next time."""
+    """Last counts that it gave. They grow: if they were missing once, all would look new the next time."""
 
 
 class NodeSamplers:
