@@ -152,7 +152,7 @@ class RolloutFleet:
         )
 
     async def node_sampling(self) -> list[QueueStatus]:
-        """Return the counts of the sampling actors on other nodes than the first, as far as they answer."""
+        """Return the counts of the sampling actors on other nodes than the first, the last ones known."""
         return await self._factory.samplers.other_statuses()
 
     async def report(self) -> FleetReport:

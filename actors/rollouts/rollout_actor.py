@@ -133,7 +133,8 @@ class RayLink:
         fleet: ray.actor.ActorHandle,
         listener: ray.actor.ActorHandle | None,
     ) -> None:
-        self.sampler, self._fleet, self._listener = sampler, fleet, listener
+        self.sampler = self._first_sampler = sampler
+        self._fleet, self._listener = fleet, listener
         self.is_followed = listener is not None
 
     def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
@@ -146,11 +147,15 @@ class RayLink:
         self._listener.on_step.options(num_returns=0).remote(rollout_id, step)
 
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
-        """One completion. Ray starts a sampling actor that has died anew; meanwhile this waits for it."""
+        """One completion. Ray starts a sampling actor that has died anew; meanwhile this waits for it.
+
+        Where it has ended for good, the one beside the driver stands in.
+        """
         lost_at: float | None = None
         while True:
+            sampler = self.sampler
             try:
-                return self._call_sampler(request, deadline)
+                return self._call(sampler, request, deadline)
             except ActorUnavailableError as error:
                 now = time.monotonic()
                 lost_at = lost_at or now
@@ -158,12 +163,15 @@ class RayLink:
                     raise SamplerError(f"The sampler's process has not come back: {error}") from error
                 time.sleep(SAMPLER_RETRY_SECONDS)
             except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
-                raise SamplerError(f"The sampler's process has ended: {error}") from error
+                if sampler is self._first_sampler:
+                    raise SamplerError(f"The sampler's process has ended: {error}") from error
+                logger.warning("The one beside the driver samples for this node from now on: %s", error)
+                self.sampler = self._first_sampler
             except RayError as error:
                 raise SamplerError(f"The sampler's answer was lost: {error}") from error
 
-    def _call_sampler(self, request: SampleRequest, deadline: float) -> Completion:
-        completion = self.sampler.sample.remote(request)
+    def _call(self, sampler: ray.actor.ActorHandle, request: SampleRequest, deadline: float) -> Completion:
+        completion = sampler.sample.remote(request)
         try:
             left = max(0.0, deadline - time.monotonic())
             return ray.get(completion, timeout=left)

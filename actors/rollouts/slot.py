@@ -12,8 +12,7 @@
 state     what its actor does                                    is up   may be     holds
                                                                          cancelled
 ========  =====================================================  ======  =========  =================
-STARTING  waits for a core and for room, its process, or its node's      yes
-          sampling actor
+STARTING  waits for a core, room, its process, a sampling actor          yes
 IDLE      waits for a request                                    yes     yes        place, node
 WARM      waits for a request, with a conversation's pair        yes     yes        place, node, pair
 PLAYING   plays a rollout; its result waits for delivery         yes                place, node, rollout
@@ -156,7 +155,7 @@ class Slot:
             return True
         connecting = asyncio.create_task(self._connect(sampler))
         try:
-            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS):
+            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS + SLOT_ANSWER_SECONDS):
                 await connecting
                 return True
             error: object = "its node does not answer"

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from actors.ray_tools.placement import on_node, start_actor
 from actors.sampling.queue_worker import CONNECTION
 from actors.sampling.sampler_actor import SamplerActor
-from actors.timing import INSPECTION_SECONDS
+from actors.timing import INSPECTION_SECONDS, SAMPLER_RESTART_SECONDS
 from policies.sampler import QueueStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class _NodeSampler:
     handle: ray.actor.ActorHandle | None = None
     num_users: int = 0
     ending: asyncio.TimerHandle | None = None
+    status: QueueStatus | None = None
+    """Last counts that it gave. They grow: if they were missing once, all would look new the next time."""
 
 
 class NodeSamplers:
@@ -80,10 +82,15 @@ class NodeSamplers:
             if recipe is None:
                 return self.first
             sampler = start_actor(SamplerActor, recipe, **on_node(node))
-            await sampler.status.remote()  # its process is up
-        except RayError as error:
+            try:
+                async with asyncio.timeout(SAMPLER_RESTART_SECONDS):
+                    await sampler.status.remote()  # its process is up
+            except BaseException:  # also where nobody waits for it any more
+                ray.kill(sampler)
+                raise
+        except (RayError, TimeoutError) as error:
             logger.warning(
-                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %s",
+                "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %r",
                 node,
                 error,
             )
@@ -109,20 +116,23 @@ class NodeSamplers:
         await _answers(each.cancel.remote(session_id) for each in self.by_node().values())
 
     async def other_statuses(self) -> list[QueueStatus]:
-        """The counts of all but the first, as far as they answer."""
-        others = list(self.by_node().values())[1:]
-        return [each for each in await _answers(each.status.remote() for each in others) if each is not None]
+        """The counts of all but the first: the last ones of those that do not answer."""
+        others = [(each, each.handle) for each in self._others.values() if each.handle is not None]
+        answers = await _answers(handle.status.remote() for _, handle in others)
+        for (each, _), status in zip(others, answers, strict=True):
+            each.status = status or each.status
+        return [each.status for each, _ in others if each.status is not None]
 
 
 async def _answers(references: Iterable[ray.ObjectRef[QueueStatus | None]]) -> list[QueueStatus | None]:
-    """The results that are there within ``INSPECTION_SECONDS``."""
+    """The results, ``None`` for those that are not there within ``INSPECTION_SECONDS``."""
     calls: list[asyncio.Future[QueueStatus | None]] = [asyncio.ensure_future(each) for each in references]
     if not calls:
         return []
     done, late = await asyncio.wait(calls, timeout=INSPECTION_SECONDS)
     for call in late:
         call.cancel()
-    return [call.result() for call in calls if call in done and call.exception() is None]
+    return [call.result() if call in done and call.exception() is None else None for call in calls]
 
 
 def combined(statuses: list[QueueStatus]) -> QueueStatus:

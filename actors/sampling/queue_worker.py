@@ -18,6 +18,8 @@ from policies.sampler import TokenOutput, TokenRequest
 CONNECTION = ", connection "
 """Separates, in the name of a ``QueueWorker``, the replica from the number of its connection."""
 
+_connections = itertools.count(1)
+
 ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
 
 
@@ -168,8 +170,8 @@ async def serve_queue(
     Raises:
         As ``QueueWorker.run``, but for a queue that is only unavailable.
     """
-    for number in itertools.count(1):
-        # A name of its own: the queue gives to others what a connection had, once that one polls no more.
+    # A name of its own: the queue gives to others what a connection had, once that one polls no more.
+    for number in _connections:
         worker = QueueWorker(f"{replica}{CONNECTION}{number}", engine, poll, catch_up, read_calls)
         connected(worker)
         try:

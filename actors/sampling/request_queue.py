@@ -177,8 +177,8 @@ class RequestQueue:
 
     @property
     def has_no_replica(self) -> bool:
-        """True while no replica is live."""
-        return not any(replica.is_live for replica in self._replicas.values())
+        """True while no replica takes requests."""
+        return not any(replica.takes_more for replica in self._replicas.values())
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -388,10 +388,12 @@ class RequestQueue:
             await asyncio.sleep(self._hold_seconds)
             # Time in which this process itself did not run does not count as a replica's silence.
             own_delay = time.monotonic() - before - self._hold_seconds
-            for replica in self._replicas.values():
+            for replica in list(self._replicas.values()):
                 replica.last_poll += own_delay
                 if replica.is_live and time.monotonic() - replica.last_poll > self._lease_seconds:
                     self._end_leases(replica)
+                    if replica.is_leaving and not replica.revoked:  # it has delivered all that it had
+                        del self._replicas[replica.name]
             self._hand_out()
             if self.has_no_replica:
                 self._fail_the_oldest()

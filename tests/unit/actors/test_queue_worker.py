@@ -364,6 +364,39 @@ def test_queues_count_what_each_has_at_a_replica() -> None:
     run(test())
 
 
+def test_worker_that_comes_back_has_another_name_than_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would keep the lease of a request that its lost connection was answering."""
+    monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.0)
+
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+        is_broken = False
+
+        async def poll(report: ReplicaReport) -> Assignment:
+            if is_broken:
+                raise ActorUnavailableError("The connection was reset.", None)
+            return await queue.poll(report)
+
+        workers: list[QueueWorker] = []
+        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        engine.go.clear()
+        answer = asyncio.create_task(queue.sample(request(1)))
+        await until(lambda: engine.num_begun == 1)
+        is_broken = True
+        workers[0].wake()
+        await until(lambda: len(workers) > 1)
+        is_broken = False
+        engine.go.set()
+        while not link.done():
+            workers[-1].leave()
+            await asyncio.sleep(0.01)
+        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        assert (await asyncio.wait_for(answer, 3)).token_ids == (1,)
+        link.cancel()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("version_lag", "num_queues"), [(0, 1), (1, 1), (0, 2)], ids=["newest", "any", "two queues"]
 )

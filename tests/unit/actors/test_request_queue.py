@@ -333,6 +333,38 @@ def test_leaving_replica_answers_what_it_has_and_gets_no_more() -> None:
     run(test())
 
 
+def test_queue_whose_last_replica_leaves_has_none() -> None:
+    """Else its actor would not add itself to the directory again, as long as that one samples."""
+
+    async def test() -> None:
+        there = queue()
+        (first,) = ask(there, request(1))
+        ((ticket, _),) = (await fetch(there, 1)).requests
+        assert not there.has_no_replica
+        (second,) = ask(there, request(2))
+        assert ids(await call(there, is_leaving=True)) == [] and there.has_no_replica
+        await call(there, answers=[(ticket, output(11))], is_leaving=True)
+        assert (await first).token_ids == (11,)
+        with pytest.raises(SamplerError, match="No replica"):
+            await second
+
+    run(test())
+
+
+def test_replica_that_has_left_is_forgotten() -> None:
+    async def test() -> None:
+        there = queue()
+        await call(there, "a", is_leaving=True)
+        await call(there, "b")
+        assert set(there.status().replicas) == {"a", "b"}
+        while there.status().replicas["b"].is_live:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert set(there.status().replicas) == {"b"}, "the silent one may come back"
+
+    run(test())
+
+
 def test_silent_replica_loses_its_requests_and_late_answers() -> None:
     async def test() -> None:
         there = queue()

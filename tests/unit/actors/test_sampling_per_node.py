@@ -27,6 +27,7 @@ class StandIn:
     def __init__(self, breaks: bool = False, recipe: str | None = "recipe") -> None:
         self.recipe_of_others = recipe
         self.breaks, self.is_killed, self.cancelled = breaks, False, list[str]()
+        self.hangs = False
         for method in (self._recipe, self._status, self._cancel):
             setattr(self, method.__name__[1:], SimpleNamespace(remote=method))
 
@@ -36,6 +37,8 @@ class StandIn:
     async def _status(self) -> QueueStatus:
         if self.breaks:
             raise RayActorError(error_msg="no such folder")
+        if self.hangs:
+            await asyncio.Event().wait()
         return QueueStatus(1, 2, {})
 
     async def _cancel(self, session_id: str) -> None:
@@ -50,6 +53,7 @@ class Started:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.by_node: dict[str, StandIn] = {}
         self.broken: set[str] = set()
+        self.hanging: set[str] = set()
         patch.setattr(node_samplers, "start_actor", self._start)
         patch.setattr(node_samplers, "INSPECTION_SECONDS", 0.05)
         patch.setattr(ray, "kill", lambda actor: setattr(actor, "is_killed", True))
@@ -58,6 +62,7 @@ class Started:
         assert recipe == "recipe" and not scheduling_strategy.soft
         node = scheduling_strategy.node_id
         self.by_node[node] = StandIn(node in self.broken)
+        self.by_node[node].hangs = node in self.hanging
         return self.by_node[node]
 
 
@@ -117,6 +122,20 @@ def test_first_stands_in_where_another_does_not_start(monkeypatch: pytest.Monkey
     asyncio.run(test())
 
 
+def test_first_stands_in_where_another_start_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    started.hanging = {B}
+    monkeypatch.setattr(node_samplers, "SAMPLER_RESTART_SECONDS", 0.05)
+
+    async def test() -> None:
+        first: Any = StandIn()
+        with NodeSamplers(first, A).used(B) as starting:
+            assert starting is not None
+            assert await asyncio.wait_for(asyncio.shield(starting), 5) is first
+
+    asyncio.run(test())
+
+
 def test_sampler_for_one_place_serves_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
 
@@ -141,7 +160,24 @@ def test_cancel_does_not_wait_for_a_silent_node(monkeypatch: pytest.MonkeyPatch)
             await starting
             started.by_node[B].breaks = True
             await samplers.cancel("a rollout")
-            assert first.cancelled == ["a rollout"] and await samplers.other_statuses() == []
+            assert first.cancelled == ["a rollout"]
+
+    asyncio.run(test())
+
+
+def test_silent_node_keeps_its_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They grow from the start of a run: without them, all would count as new when it answers again."""
+    started = Started(monkeypatch)
+
+    async def test() -> None:
+        first: Any = StandIn()
+        samplers = NodeSamplers(first, A)
+        with samplers.used(B) as starting:
+            assert starting is not None
+            await starting
+            counts = await samplers.other_statuses()
+            started.by_node[B].hangs = True
+            assert await samplers.other_statuses() == counts == [QueueStatus(1, 2, {})]
 
     asyncio.run(test())
 
