@@ -20,7 +20,6 @@ from openai import OpenAI
 from ray.exceptions import RayTaskError
 
 from actors.rollouts.rollout import Pair, RolloutLimits
-from actors.rollouts.service import NAMESPACE
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
@@ -254,8 +253,7 @@ def test_environment_that_has_waited_longest_makes_room(start: Any, folder: Path
 
 def test_there_is_actor_for_each_conversation_within_bounds(start: Any, folder: Path) -> None:
     pool = start(max_actors=3)
-    name = ray.get(pool.__ray_call__.remote(lambda self: self._service.fleet_name))
-    fleet, numbers = ray.get_actor(name, NAMESPACE), {}
+    fleet, numbers = ray.get(pool.__ray_call__.remote(lambda self: self._service._fleet)), {}
     for session, num_actors in (("a", 2), ("b", 3), ("c", 3)):
         numbers[session] = say(pool, session=session)["number"]
         wait_until(lambda count=num_actors: ray.get(fleet.status.remote()).num_ready == count)
