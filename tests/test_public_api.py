@@ -46,6 +46,7 @@ TRAINER_PARAMETERS = {
     "agent_args": None,
     "env_args": None,
     "rollout": None,
+    "curriculum": None,
 }
 
 ENGINE_PARAMETERS = {

@@ -30,7 +30,7 @@ from policies import GameAgent
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
 
-NUM_ACTORS = 8
+NUM_ACTORS = 4
 SCRIPT = {"replies": ["Here."], "seconds_per_token": 0.2}
 
 

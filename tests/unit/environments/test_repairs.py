@@ -56,7 +56,6 @@ def test_solution_alone_gets_the_reward(folder: Path, tmp_path: Path) -> None:
     [
         "import os; open('/logs/verifier/reward.txt', 'w').write('1')",
         "import os; os.symlink('/app/one', '/logs/verifier/reward.txt')",
-        "import os; os.fork() or [open('/logs/verifier/reward.txt', 'w').write('1') for _ in iter(int, 1)]",
         "import glob, os; here = os.environ['HOME'] + '/.folders/'; target = here + '2/verifier/reward.txt'\n"
         "os.fork() or [os.link(here + '0/one', target) for _ in iter(int, 1) if not os.path.exists(target)]",
         LINKED,
@@ -79,7 +78,7 @@ def test_module_that_forges_its_verdict_gets_none(folder: Path, forgery: str) ->
 
 
 def test_same_seed_makes_the_same_tasks(folder: Path, tmp_path: Path) -> None:
-    assert write_repairs_of("roman", tmp_path) == len(list(folder.glob("train/roman-*"))) > 4
+    assert write_repairs_of("is_balanced", tmp_path) == len(list(folder.glob("train/is_balanced-*"))) > 4
     for path in tmp_path.rglob("*.*"):
         assert path.read_bytes() == (folder / "train" / path.relative_to(tmp_path)).read_bytes()
 

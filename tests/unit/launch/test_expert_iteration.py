@@ -70,7 +70,7 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
         algorithm=algorithm,
         learner=learner,
         interrupts=Interrupts(),
-        rollouts=SimpleNamespace(take=lambda: GROUP, commit=lambda: None),
+        rollouts=SimpleNamespace(take=lambda: GROUP, commit=dict),
         comparison=EngineComparison(config, algorithm, cast(Any, learner), None, print),
         report=UpdateReport(config, state, tracker, None),
         tracker=tracker,

@@ -142,7 +142,7 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
         learner=learner,
         kl=KLController(algorithm),
         interrupts=Interrupts(),
-        rollouts=SimpleNamespace(take=lambda: next(groups), commit=lambda: None),
+        rollouts=SimpleNamespace(take=lambda: next(groups), commit=dict),
         comparison=EngineComparison(config, algorithm, learner, None, print),
         report=UpdateReport(config, state, tracker, None),
         tracker=tracker,
