@@ -524,8 +524,8 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
         'def guard(f): return f()',
     ),
     'KodCode: a deep list': (
-        {"tests": 'from solution import depth\ndef test_a():\n    x = []\n    for _ in range(500): x = [x]\n    assert depth(x) == 501'},
-        'def depth(x): return 1 + max(map(depth, x), default=0)',
+        {"tests": 'from solution import depth\ndef test_a():\n    x = []\n    for _ in range(400): x = [x]\n    assert depth(x) == 401'},
+        'def depth(x): return 1 + max([depth(each) for each in x], default=0)',
     ),
     'KodCode: a long linked list': (
         {"tests": 'class ListNode:\n    def __init__(self, val, next=None): self.val, self.next = val, next\ndef test_a():\n    head = None\n    for n in range(5000): head = ListNode(n, head)\n    assert count(head) == 5000'},

@@ -255,6 +255,10 @@ for folder in /*/; do
     mount --rbind $folder $ROOT$folder
 done
 mkdir $ROOT/tmp $ROOT/app
+home=$(dirname $(dirname $0))
+case $home in  # where Python is
+    /tmp/*) mkdir -p $ROOT$home && mount --rbind $home $ROOT$home ;;
+esac
 printf '%s' "$MADE" > $ROOT/app/made.py
 exec chroot $ROOT "$0" "$@"
 """

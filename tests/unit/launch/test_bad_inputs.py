@@ -116,8 +116,8 @@ SETTINGS = [
     (f"train {RECIPE} evaluation.num_replicas=1", r"evaluation\.every"),
     (f"train {RECIPE} run.best_metric=beauty", "'beauty'"),
     (f"train {RECIPE} model.chat_template_kwargs.loud=true", r"chat_template_kwargs"),
-    ("serve algorithm.name=nonsense run.num_steps=-3", r"algorithm\.name.*launch\.train"),
-    ("serve run.num_steps=-3", r"run\.num_steps.*launch\.train"),
+    ("serve algorithm.name=nonsense run.num_steps=-3", r"algorithm\.name.*(launch\.|troupe )train"),
+    ("serve run.num_steps=-3", r"run\.num_steps.*(launch\.|troupe )train"),
     ("serve recipe=guess", "task_from_message"),
     ("train recipe=calculator fleet.nodes={a:0}", r"fleet\.nodes={a: 0} reserves nothing"),
     (
@@ -140,9 +140,12 @@ SETTINGS = [
     ("evaluate model.path=model", "recipe=calculator"),
     (
         "evaluate recipe=calculator model.path=model algorithm.name=nonsense",
-        r"algorithm\.name.*launch\.train",
+        r"algorithm\.name.*(launch\.|troupe )train",
     ),
-    ("evaluate recipe=calculator model.path=model run.num_steps=3", r"run\.num_steps.*launch\.train"),
+    (
+        "evaluate recipe=calculator model.path=model run.num_steps=3",
+        r"run\.num_steps.*(launch\.|troupe )train",
+    ),
     ("evaluate recipe=calculator model.path=model rollout.group_size=4", r"rollouts_per_task"),
     ("evaluate recipe=calculator model.path=model evaluation.num_tasks=0", r"evaluation\.num_tasks=0"),
     ("evaluate recipe=calculator model.path=model evaluation.rollouts_per_task=0", r"rollouts_per_task=0"),
