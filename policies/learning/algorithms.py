@@ -14,6 +14,8 @@ from policies.learning.kl import resolve_kl
 from policies.learning.registry import (
     ESTIMATORS,
     LOSSES,
+    SHIPPED_ESTIMATORS,
+    SHIPPED_LOSSES,
     UNFIT_ESTIMATORS,
     UNFIT_LOSSES,
     Definition,
@@ -257,14 +259,14 @@ def _definition(config: AlgorithmConfig) -> Definition:
     definition = _custom(config) if config.name == "custom" else _named(config)
     own = (
         config.name in ALGORITHMS.keys() - SHIPPED
-        or ESTIMATORS[definition.advantage].function is not None
-        or LOSSES[definition.loss].function is not None
+        or definition.advantage not in SHIPPED_ESTIMATORS
+        or definition.loss not in SHIPPED_LOSSES
     )
     if config.module is not None and not own:
         raise ConfigError(
             f"algorithm.module={config.module!r} has no effect in algorithm.name={config.name!r}: estimator "
-            f"{definition.advantage!r} and loss {definition.loss!r} come with verl. Leave it out, or name "
-            "what the module registers."
+            f"{definition.advantage!r} and loss {definition.loss!r} come with verl or Troupe. Leave it out, "
+            "or name what the module registers."
         )
     return definition
 

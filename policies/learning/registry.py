@@ -238,8 +238,9 @@ UNFIT_LOSSES = {
 
 # -- a user's own --------------------------------------------------------------------------------------
 
-_VERL_ESTIMATORS = frozenset({*ESTIMATORS, *UNFIT_ESTIMATORS})
-_VERL_LOSSES = frozenset({*LOSSES, *UNFIT_LOSSES})
+SHIPPED_ESTIMATORS = frozenset({*ESTIMATORS, *UNFIT_ESTIMATORS})
+SHIPPED_LOSSES = frozenset({*LOSSES, *UNFIT_LOSSES})
+"""Names that come with verl or Troupe, and that no module of a user's may take."""
 ARGUMENTS = (
     *("token_level_rewards", "response_mask", "index", "gamma", "config", "values", "reward_baselines"),
     *("old_log_prob", "log_prob", "advantages", "loss_agg_mode", "rollout_is_weights", "teacher_log_prob"),
@@ -263,7 +264,7 @@ def register_estimator(name: str, **row: Any) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         made = Estimator(function=function, **row)
-        _check_own("estimator", name, made, _VERL_ESTIMATORS)
+        _check_own("estimator", name, made, SHIPPED_ESTIMATORS)
         ESTIMATORS[name] = made
         return function
 
@@ -289,7 +290,7 @@ def register_loss(name: str, **row: Any) -> Callable[[Function], Function]:
         named = inspect.signature(function).parameters
         heeds = {"uses_ratio": "old_log_prob" in named, "uses_weights": "rollout_is_weights" in named}
         made = Loss(function=function, **(heeds | row))
-        _check_own("loss", name, made, _VERL_LOSSES)
+        _check_own("loss", name, made, SHIPPED_LOSSES)
         LOSSES[name] = made
         return function
 

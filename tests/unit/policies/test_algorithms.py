@@ -88,6 +88,7 @@ def test_what_is_set_is_what_is_used() -> None:
         ("grpo", "advantage", "rloo", r"'grpo': that is part of .* Or set algorithm\.name=rloo"),
         ("grpo", "loss", "gspo", r"algorithm\.name=custom lets you choose"),
         ("grpo", "module", "json", "estimator 'grpo' and loss 'vanilla' come with verl"),
+        ("distillation", "module", "json", "estimator 'reverse_kl' and loss 'vanilla' come with verl"),
         ("grpo", "gamma", 0.9, r"nothing is discounted unless algorithm\.credit=per_step"),
         ("grpo", "overlong_buffer_tokens", 5, "no penalty without algorithm.overlong_penalty"),
         ("rloo", "clip_high", 0.2, "its loss reinforce does not clip"),
