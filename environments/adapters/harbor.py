@@ -148,13 +148,13 @@ class HarborEnvironment(ToolEnvironment):
                 )
             self._files = replace(self._files, trees=image.trees)
         self._shell = self._shell_in(self._files.trees)
-        self._hands = ShellTools(self._shell, self._files.agent_seconds, self._command_seconds)
-        self.tools = {tool.name: tool for tool in self._hands.tools}
+        self._shell_tools = ShellTools(self._shell, self._files.agent_seconds, self._command_seconds)
+        self.tools = {tool.name: tool for tool in self._shell_tools.tools}
         return {"question": self._files.question}, {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
-        if done or self._hands.seconds_left <= 0:
+        if done or self._shell_tools.seconds_left <= 0:
             self._reward_output = verdict = self._verify()
             return {}, verdict.reward, True, info | {"metadata": info["metadata"] | verdict.metadata}
         return observation, reward, done, info
