@@ -69,16 +69,15 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         ConfigError: there are no results, or a k is below 1.
         DatasetError: a task is no JSON.
     """
-    correct_by_problem: defaultdict[str, list[bool]] = defaultdict(list)
+    results = list(results)
     num_failed = num_too_long = 0
     judged_by: Counter[JudgedBy] = Counter()
     for trajectory in results:
-        correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.succeeded)
         num_failed += trajectory.failed
         judged_by[trajectory.judged_by] += 1
         too_long = trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
         num_too_long += too_long and not trajectory.steps  # later it is the usual end of a long episode
-    problems = list(correct_by_problem.values())
+    problems = list(successes_by_task(results).values())
     if not problems:
         raise ConfigError("pass@k of no trajectories: run some tasks first.")
     if ks is not None and any(k < 1 for k in ks):
@@ -96,6 +95,14 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     )
     sys.stdout.write(f"{table}\n")
     return table
+
+
+def successes_by_task(results: Iterable[Trajectory]) -> dict[str, list[bool]]:
+    """The successes and failures at each task, by its fingerprint. Raises ``DatasetError`` as above."""
+    successes: defaultdict[str, list[bool]] = defaultdict(list)
+    for trajectory in results:
+        successes[_fingerprint(trajectory.task)].append(trajectory.succeeded)
+    return dict(successes)
 
 
 def judges(numbers: Mapping[JudgedBy, int]) -> str:

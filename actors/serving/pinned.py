@@ -12,6 +12,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.served_agents.recorder import opened_recordings
+from actors.serving.feedback_routes import recorded_chat
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from environments.errors import SamplerError, TroupeError
 from environments.thoughts import SplitThought
@@ -63,6 +65,7 @@ class PinnedPolicy:
         self._engine, parser, split = await started_engine(model, config, store, tokenizer)
         renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
         most = config.access.max_sampled_answers
+        self._recordings = opened_recordings(config.recording)
         self._openai = OpenAIFrontend(
             model.name, renderer, self._engine, (), parser, max_sampled=most, split=split
         )
@@ -71,10 +74,17 @@ class PinnedPolicy:
         """Serve replaces the replica if this raises."""
         self._engine.check_alive()
 
-    async def answer(self, body: ChatRequest | CompletionRequest) -> AsyncGenerator[tuple[int, Json], None]:
-        """Yield the parts of ``OpenAIFrontend``'s answer, with the tokens of each. Raises as it does."""
+    async def answer(
+        self, body: ChatRequest | CompletionRequest, recorded_for: str | None
+    ) -> AsyncGenerator[tuple[int, Json], None]:
+        """Yield the parts of ``OpenAIFrontend``'s answer, with the tokens of each. Raises as it does.
+
+        ``recorded_for`` names the key that the answer to a chat is recorded for; ``None`` for none.
+        """
         tokens: list[int] = []
-        if isinstance(body, ChatRequest):
+        if isinstance(body, ChatRequest) and self._recordings is not None and recorded_for is not None:
+            parts = recorded_chat(self._recordings, self._openai, body, tokens.append, recorded_for)
+        elif isinstance(body, ChatRequest):
             parts = self._openai.chat(body, tokens.append)
         else:
             parts = self._openai.complete(body, tokens.append)
@@ -91,10 +101,10 @@ class PinnedClient:
         self._replica: Any = replica.options(stream=True)
 
     async def answer(
-        self, body: ChatRequest | CompletionRequest, charge: Charge
+        self, body: ChatRequest | CompletionRequest, charge: Charge, recorded_for: str | None = None
     ) -> AsyncGenerator[Json, None]:
         """Answer as ``OpenAIFrontend.chat`` and ``complete`` do. Close it to stop sampling."""
-        parts = self._replica.answer.remote(body)
+        parts = self._replica.answer.remote(body, recorded_for)
         try:
             async for cost, part in parts:
                 charge(cost)

@@ -143,16 +143,26 @@ def _chat(body: ChatRequest, request: Request) -> Parts:
     replica, context = _replica(), request_context(request)
     if replica.recordings is None:
         return _sample(body, request)
+    body = _routed(body, context.owner)
     is_one = body.num_choices == 1 and not body.continue_final_message
-    if (
-        context.may_be_recorded
-        and context.idempotency is None
-        and is_one
-        and body.model not in replica.pinned
-    ):
-        charge = _charge(body.model, request)
-        return recorded_chat(replica.recordings, replica.openai, body, charge, context.owner)
-    return unrecorded(_sample(body, request))
+    if not (context.may_be_recorded and context.idempotency is None and is_one):
+        return unrecorded(_sample(body, request))
+    charge = _charge(body.model, request)
+    if body.model in replica.pinned:
+        return replica.pinned[body.model].answer(body, charge, context.owner)
+    return recorded_chat(replica.recordings, replica.openai, body, charge, context.owner)
+
+
+def _routed(body: ChatRequest, owner: str) -> ChatRequest:
+    """The chat, for the version on trial if that answers it: see ``environments.data.canary``."""
+    replica = _replica()
+    canary = None if replica.recordings is None else replica.recordings.canary.current()
+    if canary is None or canary.version not in replica.pinned or body.policy_version is not None:
+        return body
+    unit = canary.unit(owner, [each.for_template() for each in body.messages])
+    if body.model != canary.served or not canary.answers(unit):
+        return body
+    return body.model_copy(update={"model": canary.version})
 
 
 def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
@@ -162,6 +172,8 @@ def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
             "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
             "leave it out. A seed makes an answer repeatable.",
         )
+    if isinstance(body, ChatRequest):
+        body = _routed(body, request_context(request).owner)
     replica, charge = _replica(), _charge(body.model, request)
     if body.model in replica.pinned:
         return replica.pinned[body.model].answer(body, charge)

@@ -2,6 +2,7 @@
 
     recordings/
       recordings.json                 how long they are kept, and who reads them
+      canary.json                     the version on trial, if there is one: see environments.data.canary
       answers/resp_….json             the answer's place, and its trajectory with tokens and versions
       answers/resp_….feedback.json    its score and comment
       readings/….json                 which answers a reader has read, and when
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from environments.data.canary import CanaryFile
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
 from environments.disk import sync
 from environments.errors import ConfigError, DatasetError
@@ -111,6 +113,11 @@ class Recordings:
     readers: Sequence[str] = ()
     _swept: float = field(default=0.0, compare=False)
     """Time of the last deletion of what has reached its time limit."""
+    canary: CanaryFile = field(init=False, compare=False)
+    """The version on trial among those that a server answers by."""
+
+    def __post_init__(self) -> None:
+        self.canary = CanaryFile(self.folder)
 
     def open(self) -> None:
         """Make the folder where it is not there, note its rules, and delete what is too old.

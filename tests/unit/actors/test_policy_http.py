@@ -180,20 +180,25 @@ class Stream:
 class PinnedReplica:
     """The handle of a pinned version whose replica lives in this process, and says 222."""
 
-    def __init__(self, folder: Path, pinned: ServedModel) -> None:
-        self._folder, self._pinned, self._replica = folder, pinned, None
-        self.answer = SimpleNamespace(remote=lambda body: Stream(self._answer(body)))
+    def __init__(
+        self,
+        folder: Path,
+        pinned: ServedModel,
+        recording: RecordingConfig = RecordingConfig(),  # noqa: B008  # nobody changes it
+    ) -> None:
+        self._folder, self._pinned, self._recording, self._replica = folder, pinned, recording, None
+        self.answer = SimpleNamespace(remote=lambda *given: Stream(self._answer(*given)))
 
     def options(self, stream: bool) -> PinnedReplica:
         assert stream
         return self
 
-    async def _answer(self, body: Any) -> AsyncIterator[Any]:
+    async def _answer(self, body: Any, recorded_for: str | None) -> AsyncIterator[Any]:
         if self._replica is None:
-            config = ServerConfig(engine=scripted(replies=["222"]))
+            config = ServerConfig(engine=scripted(replies=["222"]), recording=self._recording)
             self._replica = PinnedPolicy.func_or_class.__new__(PinnedPolicy.func_or_class)
             await self._replica.__init__(self._pinned, config, None)
-        async for part in self._replica.answer(body):
+        async for part in self._replica.answer(body, recorded_for):
             yield part
 
 

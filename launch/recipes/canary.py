@@ -1,0 +1,182 @@
+"""A new version for a share of a served policy's clients, until feedback and held-out tasks decide.
+
+    launch.serve model.path=runs/a server.versions=[31] server.recording.folder=recordings
+    python -m launch.recipes.canary start recordings policy@31 --share 0.1
+    python -m launch.recipes.canary judge recordings --held-out served.jsonl canary.jsonl
+
+``start`` lets policy@31 answer a tenth of the conversations with the policy. ``judge`` compares the feedback
+on both since then, and the results of ``launch.evaluate`` for both on the same held-out tasks; it promotes
+the canary, which then answers all, or rolls it back, or lets the trial go on. The servers follow within a
+request. ``end`` decides by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from environments.data.canary import (
+    CONVERSATION,
+    KEY,
+    PROMOTED,
+    ROLLED_BACK,
+    TRIAL,
+    Canary,
+    Difference,
+    decide,
+    difference,
+    paired_difference,
+    read_canary,
+)
+from environments.data.recordings import Recording, read_recordings
+from environments.data.trajectory_file import read_trajectories
+from environments.errors import ConfigError, TroupeError
+from environments.pass_at_k import successes_by_task
+from launch.recipes.feedback import READER
+
+DECIDED, OPEN = 0, 3
+"""Exit statuses of ``judge``: the trial has ended, or goes on."""
+
+
+def started_canary(folder: Path, version: str, share: float, by: str = CONVERSATION) -> Canary:
+    """Start a trial, which the servers that record into ``folder`` follow.
+
+    Raises:
+        ConfigError: a trial is open there, the share is none, or the name is not that of a version.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"--share={share:g} is no share: choose one between 0 and 1, such as 0.1.")
+    name, _, number = version.partition("@")
+    if not name or not number:
+        raise ConfigError(f"{version!r} names no version: write policy@31, of server.versions=[31].")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: name the server.recording.folder of the server.")
+    earlier = read_canary(folder)
+    if earlier is not None and earlier.state == TRIAL:
+        raise ConfigError(f"{earlier.version} is on trial in {folder}: judge it, or end it first.")
+    canary = Canary(version=version, share=share, started=int(time.time()), by=by)
+    canary.write(folder)
+    return canary
+
+
+def judged_canary(
+    folder: Path, held_out: tuple[Path, Path] | None, margin: float, reader: str = READER
+) -> tuple[Canary, Difference, Difference | None]:
+    """Judge the trial of a folder by ``decide``, and write what came of it.
+
+    Args:
+        held_out: results of ``launch.evaluate`` for the version in service, and for the canary.
+
+    Returns:
+        The canary with its state, and the differences of feedback and of held-out success.
+
+    Raises:
+        ConfigError: there is no open trial, ``reader`` may not read the recordings, the version in service
+            has changed since the trial began, or the results are not those of the same tasks.
+        DatasetError: a file is none of results.
+    """
+    canary = _on_trial(folder)
+    recordings = [each for each in read_recordings(folder, reader) if each.answer.created >= canary.started]
+    feedback = difference(*(_scores(recordings, each, canary) for each in (canary.version, canary.served)))
+    success = None if held_out is None else _held_out_difference(*held_out)
+    state, reason = decide(feedback, success, margin)
+    canary = replace(canary, state=state, reason=reason)
+    if state != TRIAL:
+        canary.write(folder)
+    return canary, feedback, success
+
+
+def _on_trial(folder: Path) -> Canary:
+    canary = read_canary(folder)
+    if canary is None or canary.state != TRIAL:
+        ended = "" if canary is None else f" ({canary.version} was {canary.state})"
+        raise ConfigError(f"No canary is on trial in {folder}{ended}: start one.")
+    return canary
+
+
+def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list[float]:
+    """The mean score of each unit with feedback: units are independent of each other, answers are not."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    versions: set[int] = set()
+    for each in recordings:
+        if each.answer.model == model and each.feedback is not None:
+            versions |= {completion.policy_version for completion in each.trajectory.completions}
+            unit = canary.unit(each.answer.owner, each.trajectory.task["messages"])
+            scores[unit].append(each.feedback.score)
+    if len(versions) > 1:
+        raise ConfigError(
+            f"{model} has answered as the versions {sorted(versions)} since the trial began: end it, and "
+            "start it anew."
+        )
+    return [fmean(each) for each in scores.values()]
+
+
+def _held_out_difference(served: Path, canary: Path) -> Difference:
+    """The difference of success on the tasks that both files of results have."""
+    before, after = (successes_by_task(read_trajectories(each)) for each in (served, canary))
+    if before.keys() != after.keys():
+        raise ConfigError(
+            f"{served} and {canary} have {len(before.keys() & after.keys())} tasks in common, of "
+            f"{len(before)} and {len(after)}: evaluate both versions on the same held-out tasks."
+        )
+    return paired_difference(*([fmean(results[task]) for task in before] for results in (after, before)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return its exit status: 0, 2 for a printed reason, or 3 where a trial goes on."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = options.add_subparsers(dest="command", required=True)
+    start, judge, end = (commands.add_parser(name) for name in ("start", "judge", "end"))
+    for each in (start, judge, end):
+        each.add_argument("recordings", type=Path, help="server.recording.folder of the server")
+    start.add_argument("version", help="its name for clients, such as policy@31")
+    start.add_argument("--share", type=float, default=0.1, help="part of the conversations that it answers")
+    start.add_argument("--by", choices=[CONVERSATION, KEY], default=CONVERSATION, help="unit of the share")
+    judge.add_argument(
+        "--held-out", type=Path, nargs=2, metavar="JSONL", help="results of the served version, of the canary"
+    )
+    judge.add_argument("--margin", type=float, default=0.1, help="loss that a promotion allows")
+    judge.add_argument("--reader", default=READER, help="a name in server.recording.readers")
+    end.add_argument("state", choices=["promote", "roll-back"])
+    given = options.parse_args(arguments)
+    try:
+        if given.command == "start":
+            canary = started_canary(given.recordings, given.version, given.share, given.by)
+            sys.stdout.write(f"{canary.version} answers {canary.share:.0%} of each {canary.by}'s chats.\n")
+        elif given.command == "judge":
+            canary, feedback, success = judged_canary(
+                given.recordings, given.held_out, given.margin, given.reader
+            )
+            sys.stdout.write(_report(canary, feedback, success))
+            return OPEN if canary.state == TRIAL else DECIDED
+        else:
+            state = PROMOTED if given.state == "promote" else ROLLED_BACK
+            replace(_on_trial(given.recordings), state=state, reason="By hand.").write(given.recordings)
+            sys.stdout.write(f"The canary is {state}.\n")
+    except TroupeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    return DECIDED
+
+
+def _report(canary: Canary, feedback: Difference, success: Difference | None) -> str:
+    rows = {"feedback": feedback, "held-out success": success}
+    table = "".join(
+        f"| {name} | {each} | {each.num_canary} | {each.num_served} |\n"
+        for name, each in rows.items()
+        if each
+    )
+    return (
+        "| canary less version in service, 99 % interval | | canary | in service |\n|---|---|---|---|\n"
+        f"{table}\n{canary.version}: {canary.state}. {canary.reason}\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""A canary in front of a server: its share of chats, their recordings, and the command that judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from test_policy_http import PinnedReplica, serving
+
+from actors.settings import RecordingConfig, ServedModel
+from environments.data.canary import PROMOTED, ROLLED_BACK, TRIAL, read_canary
+from environments.data.recordings import read_recordings
+from environments.data.trajectory_file import TrajectoryFile
+from environments.types import Step, TerminationReason, Trajectory
+from launch.recipes.canary import main
+
+SERVED, CANARY = "111", "222"
+"""Answers of the two versions."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "recordings"
+
+
+@pytest.fixture
+def client(tokenizer_folder: Path, folder: Path) -> Iterator[TestClient]:
+    recording = RecordingConfig(folder=str(folder))
+    version = ServedModel(path=str(tokenizer_folder), name="tiny@2", version=2)
+    pinned = {version.name: (version, PinnedReplica(tokenizer_folder, version, recording))}
+    with serving(tokenizer_folder, version=1, pinned=pinned, recording=recording) as client:
+        yield client
+
+
+def chat(client: TestClient, question: str, liked: str | None = None, **fields: object) -> str:
+    """The text of the answer to a question; with ``liked`` it gets feedback: 1 if it is that, else -1."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": question}], **fields}
+    answer = client.post("/v1/chat/completions", json=body).json()
+    text = str(answer["choices"][0]["message"]["content"])
+    if liked is not None:
+        score = 1.0 if text == liked else -1.0
+        given = client.post(f"/v1/responses/{answer['id']}/feedback", json={"score": score})
+        assert given.status_code == 200, given.text
+    return text
+
+
+def results(path: Path, successes: int) -> str:
+    """A file of ``launch.evaluate`` with that many successes at forty tasks."""
+    tasks = [{"question": number} for number in range(40)]
+    with TrajectoryFile(path, {}, tasks) as file:
+        for number, task in enumerate(tasks):
+            reward = float(number < successes)
+            steps = [Step(chat_completions=[], reward=reward, done=True)]
+            file.append(
+                number,
+                Trajectory(
+                    task=task, steps=steps, reward=reward, termination_reason=TerminationReason.ENV_DONE
+                ),
+            )
+    return str(path)
+
+
+def play(client: TestClient, good: str) -> None:
+    """Play 25 conversations with each version, of which the answer ``good`` is liked."""
+    numbers = {SERVED: 0, CANARY: 0}
+    for question in range(200):
+        numbers[chat(client, f"Question {question}", liked=good)] += 1
+        if min(numbers.values()) >= 25:
+            return
+    raise AssertionError(f"The share does not hold: {numbers}")
+
+
+def test_canary_answers_its_share_and_both_are_recorded(client: TestClient, folder: Path) -> None:
+    assert {chat(client, f"Before {number}") for number in range(9)} == {SERVED}
+    assert main(["start", str(folder), "tiny@2", "--share", "0.5"]) == 0
+    texts = [chat(client, f"Question {number}", liked=CANARY) for number in range(40)]
+    assert 8 <= texts.count(CANARY) <= 32
+    assert texts == [chat(client, f"Question {number}") for number in range(40)]
+    assert chat(client, "Question 0", policy_version=1) == SERVED, "as the client has asked"
+    recorded = {each.answer.model: each.trajectory for each in read_recordings(folder) if each.feedback}
+    assert {name: each.completions[0].policy_version for name, each in recorded.items()} == {
+        "tiny": 1,
+        "tiny@2": 2,
+    }
+
+
+def test_better_canary_is_promoted(
+    client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.5"])
+    assert main(["judge", str(folder)]) == 3 and "each needs 20" in capsys.readouterr().out
+    play(client, good=CANARY)
+    assert main(["judge", str(folder)]) == 3 and "--held-out" in capsys.readouterr().out
+    files = results(tmp_path / "served.jsonl", 20), results(tmp_path / "canary.jsonl", 30)
+    assert main(["judge", str(folder), "--held-out", *files]) == 0
+    assert "tiny@2: promoted." in capsys.readouterr().out
+    canary = read_canary(folder)
+    assert canary is not None and canary.state == PROMOTED
+    assert {chat(client, f"Later {number}") for number in range(20)} == {CANARY}
+
+
+def test_canary_with_feedback_alone_raises_an_alarm(
+    client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.5"])
+    play(client, good=CANARY)
+    files = results(tmp_path / "served.jsonl", 30), results(tmp_path / "canary.jsonl", 10)
+    assert main(["judge", str(folder), "--held-out", *files]) == 0
+    assert "ALARM" in capsys.readouterr().out
+    canary = read_canary(folder)
+    assert canary is not None and canary.state == ROLLED_BACK
+    assert {chat(client, f"Later {number}") for number in range(20)} == {SERVED}
+    assert main(["judge", str(folder)]) == 2, "the trial is over"
+    assert "was rolled back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["start", "tiny@2", "--share", "1.5"], "--share=1.5"),
+        (["start", "tiny"], "names no version"),
+        (["judge"], "start one"),
+        (["end", "promote"], "start one"),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], word: str
+) -> None:
+    command, *others = arguments
+    assert main([command, str(tmp_path), *others]) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_results_of_other_tasks_are_rejected(
+    client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2"])
+    assert main(["start", str(folder), "tiny@2"]) == 2, "one at a time"
+    served = results(tmp_path / "served.jsonl", 20)
+    with TrajectoryFile(tmp_path / "canary.jsonl", {}, [{"question": 0}]) as file:
+        step = Step(chat_completions=[], done=True)
+        file.append(0, Trajectory(task={"question": 0}, steps=[step]))
+    assert main(["judge", str(folder), "--held-out", served, str(tmp_path / "canary.jsonl")]) == 2
+    assert "1 tasks in common" in capsys.readouterr().err
+    canary = read_canary(folder)
+    assert canary is not None and canary.state == TRIAL

@@ -1,0 +1,117 @@
+"""The rule of a canary, and its share of conversations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from environments.data.canary import (
+    KEY,
+    PROMOTED,
+    ROLLED_BACK,
+    TRIAL,
+    Canary,
+    CanaryFile,
+    Difference,
+    decide,
+    difference,
+    paired_difference,
+    read_canary,
+)
+from environments.errors import ConfigError
+
+CANARY = Canary(version="policy@31", share=0.2, started=1)
+BETTER, WORSE = Difference(0.3, 0.1, 200, 200), Difference(-0.3, 0.1, 200, 200)
+EQUAL, UNKNOWN = Difference(0.0, 0.05, 200, 200), Difference(0.0, math.inf, 3, 200)
+
+
+def chat(text: str, *later: str) -> list[dict[str, str]]:
+    roles = ("assistant", "user")
+    return [
+        {"role": "user", "content": text},
+        *({"role": roles[index % 2], "content": each} for index, each in enumerate(later)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("feedback", "held_out", "state", "word"),
+    [
+        (BETTER, BETTER, PROMOTED, "Neither"),
+        (EQUAL, EQUAL, PROMOTED, "Neither"),
+        (BETTER, WORSE, ROLLED_BACK, "ALARM"),
+        (EQUAL, WORSE, ROLLED_BACK, "Held-out success has fallen"),
+        (UNKNOWN, WORSE, ROLLED_BACK, "Held-out success has fallen"),
+        (WORSE, BETTER, ROLLED_BACK, "Feedback has fallen"),
+        (WORSE, None, ROLLED_BACK, "Feedback has fallen"),
+        (UNKNOWN, BETTER, TRIAL, "each needs 20"),
+        (BETTER, None, TRIAL, "--held-out"),
+        (Difference(0.0, 0.2, 200, 200), BETTER, TRIAL, "Feedback may still"),
+        (BETTER, Difference(0.0, 0.2, 50, 50), TRIAL, "more tasks"),
+    ],
+)
+def test_rule_decides_as_it_is_written(
+    feedback: Difference, held_out: Difference | None, state: str, word: str
+) -> None:
+    decided, reason = decide(feedback, held_out, margin=0.1)
+    assert decided == state and word in reason
+
+
+def test_share_holds_and_conversations_stay_with_their_version() -> None:
+    units = [CANARY.unit("alice", chat(f"Question {number}")) for number in range(5000)]
+    taken = [CANARY.answers(unit) for unit in units]
+    assert sum(taken) == pytest.approx(1000, abs=120)  # four standard deviations
+    later = [CANARY.unit("alice", chat(f"Question {number}", "Yes.", "And?")) for number in range(5000)]
+    assert later == units
+    assert units[0] != CANARY.unit("bob", chat("Question 0"))
+
+
+def test_key_keeps_its_version_in_all_conversations() -> None:
+    by_key = replace(CANARY, by=KEY, share=0.5)
+    answers = {
+        name: {by_key.answers(by_key.unit(name, chat(f"Question {number}"))) for number in range(20)}
+        for name in map(str, range(40))
+    }
+    assert all(len(each) == 1 for each in answers.values())
+    assert {True} in answers.values() and {False} in answers.values()
+
+
+def test_ended_trial_takes_all_or_nothing() -> None:
+    units = [CANARY.unit("alice", chat(f"Question {number}")) for number in range(50)]
+    assert all(replace(CANARY, state=PROMOTED).answers(unit) for unit in units)
+    assert not any(replace(CANARY, state=ROLLED_BACK).answers(unit) for unit in units)
+
+
+def test_replica_follows_the_file(tmp_path: Path) -> None:
+    file = CanaryFile(tmp_path)
+    assert file.current() is None
+    CANARY.write(tmp_path)
+    assert file.current() == CANARY
+    replace(CANARY, state=PROMOTED).write(tmp_path)
+    assert file.current() == replace(CANARY, state=PROMOTED)
+    (tmp_path / "canary.json").write_text("{}")
+    assert file.current() == replace(CANARY, state=PROMOTED)
+    with pytest.raises(ConfigError, match="is no canary"):
+        read_canary(tmp_path)
+
+
+def test_differences_are_those_of_the_textbook() -> None:
+    ours = difference([1, 1, 0, 0], [0, 0, 0, 1])
+    assert ours.mean == 0.25
+    assert ours.half_width == pytest.approx(2.576 * math.sqrt((1 / 3) / 4 + (1 / 4) / 4))
+    assert difference([1.0], [0, 1]).half_width == math.inf
+    paired = paired_difference([1, 1, 0, 1], [0, 1, 0, 0])
+    assert (paired.mean, paired.half_width) == (0.5, pytest.approx(2.576 * math.sqrt((1 / 3) / 4)))
+
+
+def test_rule_seldom_ends_a_trial_of_equals() -> None:
+    import random
+
+    wrong = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        samples = [[float(draw.random() < 0.7) for _ in range(100)] for _ in range(2)]
+        wrong += decide(difference(*samples), None, 0.1)[0] != TRIAL
+    assert wrong <= 10  # 1.5 are expected: half of the 1 % outside of the interval
