@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
 from environments.adapters.harbor import HarborEnvironment, ShellTools, harbor_tasks
+from environments.adapters.nemo_gym import PARAMS, NemoGymRollout
 from environments.adapters.openenv import (
     OpenEnvEnvironment,
     OpenEnvToolEnvironment,
@@ -27,7 +28,7 @@ from environments.data.conversation_file import read_conversations
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import named_columns
-from environments.errors import ConfigError
+from environments.errors import ConfigError, DatasetError
 from environments.named_module import load_class, load_function
 from environments.rewards import (
     RewardFunction,
@@ -52,6 +53,8 @@ AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
 }
 OUTSIDE = "outside"
 """Name of the agent whose program runs elsewhere."""
+NEMO_GYM = "nemo_gym:"
+"""The beginning of an agent whose tools and rewards are those of a NeMo-Gym server."""
 OPENENV = "openenv:"
 """The beginning of a workload that is an OpenEnv server."""
 HARBOR = "harbor:"
@@ -136,21 +139,19 @@ def task_file_workload(
         held_out: the same, for evaluations, or several by their names.
         agent: one of ``AGENTS``, or "module:Class"; None is ``messages`` where questions are conversations,
             else ``math``. "outside", "outside:PORT" or "outside:HOST:PORT" hands the tasks to programs
-            elsewhere.
+            elsewhere; "nemo_gym:http://host:port" plays NeMo-Gym's against its resource server.
         reward: one of ``REWARDS``, or "module:function"; None for programs elsewhere, which send theirs.
 
     Raises:
         ConfigError: a name is unknown, or the agent does not fit the questions.
         DatasetError: the data cannot be read, or have no question.
     """
+    if agent is not None and agent.startswith(NEMO_GYM):
+        return nemo_gym_workload(agent.removeprefix(NEMO_GYM), dataset, held_out, reward, seed)
     tasks = _tasks("dataset", dataset)
     are_conversations = "messages" in tasks[0]
     agent = agent or ("messages" if are_conversations else "math")
-    held_out_tasks: Dataset | dict[str, Dataset] | None = None
-    if isinstance(held_out, Mapping):
-        held_out_tasks = {str(name): _tasks("held_out", each) for name, each in held_out.items()}
-    elif held_out is not None:
-        held_out_tasks = _tasks("held_out", held_out)
+    held_out_tasks = _held_out(held_out, _tasks)
     if agent.partition(":")[0] == OUTSIDE:
         return Workload(
             rollout=_outside(agent, reward), train_dataset=tasks.shuffle(seed), val_dataset=held_out_tasks
@@ -171,6 +172,36 @@ def task_file_workload(
         env_args={"reward_fn": _reward(reward)},
         train_dataset=tasks.shuffle(seed),
         val_dataset=held_out_tasks,
+    )
+
+
+def nemo_gym_workload(
+    server: str, dataset: str, held_out: str | Mapping[str, str] | None, reward: str | None, seed: int
+) -> Workload:
+    """Make the workload of a file of NeMo-Gym's tasks, which the resource server at ``server`` plays and
+    judges.
+
+    Raises:
+        ConfigError: there is a reward function too.
+        DatasetError: a file cannot be read, or a task is none of NeMo-Gym's.
+    """
+    if reward is not None:
+        raise ConfigError(f"reward={reward} has no effect with agent={NEMO_GYM}{server}: the server judges.")
+
+    def tasks(setting: str, name: object) -> Dataset:
+        rows = _rows(setting, name)
+        for number, row in enumerate(rows):
+            if not isinstance(row.get(PARAMS), dict) or "input" not in row[PARAMS]:
+                raise DatasetError(
+                    f"{name}, row {number} has no {PARAMS} with an input, as NeMo-Gym's tasks have: "
+                    f"it has {', '.join(row)}."
+                )
+        return rows
+
+    return Workload(
+        rollout=NemoGymRollout(server),
+        train_dataset=tasks("dataset", dataset).shuffle(seed),
+        val_dataset=_held_out(held_out, tasks),
     )
 
 
@@ -251,7 +282,15 @@ def _outside(agent: str, reward: str | None) -> RolloutFunction:
     return server.rollout
 
 
-def _tasks(setting: str, name: object) -> Dataset:
+def _held_out(
+    names: str | Mapping[str, str] | None, tasks: Callable[[str, object], Dataset]
+) -> Dataset | dict[str, Dataset] | None:
+    if isinstance(names, Mapping):
+        return {str(name): tasks("held_out", each) for name, each in names.items()}
+    return None if names is None else tasks("held_out", names)
+
+
+def _rows(setting: str, name: object) -> Dataset:
     if not isinstance(name, str):
         raise ConfigError(
             f"{setting}={name!r} names no tasks: write a file or a registered data set, or several held-out "
@@ -259,11 +298,13 @@ def _tasks(setting: str, name: object) -> Dataset:
         )
     path = Path(name)
     if path.suffix.lower() in READERS:
-        data = Dataset.load_data(path)
-    else:
-        known, _, split = name.partition("/")
-        data = DatasetRegistry.load_dataset(known, split or ("train" if setting == "dataset" else "test"))
-    tasks, sentence = named_columns(data, name)
+        return Dataset.load_data(path)
+    known, _, split = name.partition("/")
+    return DatasetRegistry.load_dataset(known, split or ("train" if setting == "dataset" else "test"))
+
+
+def _tasks(setting: str, name: object) -> Dataset:
+    tasks, sentence = named_columns(_rows(setting, name), str(name))
     sys.stdout.write(f"{sentence}\n")
     return tasks
 

@@ -276,7 +276,8 @@ class TrainConfig:
     are eval/math/reward_mean and the like, beside eval/reward_mean of all."""
     agent: str | None = None
     """Agent that shows the questions of the dataset: math, code, messages (which shows them as they are), or
-    your own as "module:Class". With null: messages where they are conversations, else math."""
+    your own as "module:Class"; nemo_gym:http://host:port for a file of NeMo-Gym's tasks, with the address of
+    their resource server. With null: messages where they are conversations, else math."""
     demonstrations: str | None = None
     """File of conversations (.json, .jsonl, .csv, .parquet) for the stage warm_start, in the place of the
     workload's demonstrations. Without a workload or a dataset the run has the settings of recipe=sft, and

@@ -1,0 +1,133 @@
+"""Tasks of NeMo-Gym against a resource server of ours that speaks as its real one does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_rollout_function import play
+
+from environments.adapters.nemo_gym import NemoGymRollout
+from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from launch.recipes.task_file import task_file_workload
+
+TOOLS = [
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": True}
+    for name in ("increment", "broken")
+]
+TASK = {
+    "responses_create_params": {"input": [{"role": "user", "content": "Add 2."}], "tools": TOOLS},
+    "initial": 3,
+    "expected": 5,
+}
+
+
+class CounterServer(BaseHTTPRequestHandler):
+    """A counter for each session, which is a cookie; the reward is 1 if it ends at ``expected``."""
+
+    counters: dict[str, int]
+    verified: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        session = self.headers.get("cookie", "").removeprefix("session=")
+        match self.path:
+            case "/seed_session" if "initial" in body:
+                session = str(len(self.counters))
+                self.counters[session] = body["initial"]
+                self.answer(200, {}, f"session={session}; path=/")
+            case "/increment":
+                self.counters[session] += body["by"]
+                self.answer(200, {"success": True})
+            case "/verify" if "expected" in body:
+                self.verified.append(body)
+                reward = float(self.counters[session] == body["expected"])
+                self.answer(200, {**body, "reward": reward, "count": self.counters[session]})
+            case _:
+                self.answer(500, {"detail": "It is broken."})
+
+    def answer(self, status: int, body: dict[str, Any], cookie: str | None = None) -> None:
+        self.send_response(status)
+        if cookie is not None:
+            self.send_header("set-cookie", cookie)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    CounterServer.counters, CounterServer.verified = {}, []
+    with ThreadingHTTPServer(("127.0.0.1", 0), CounterServer) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("replies", "reward", "outputs"),
+    [
+        ([call("increment", by=2), "Done."], 1.0, ['{"success": true}']),
+        ([call("increment", by=1) + call("increment", by=1), "Done."], 1.0, ['{"success": true}'] * 2),
+        ([call("increment", by=9), "Done."], 0.0, ['{"success": true}']),
+        (["I do nothing."], 0.0, []),
+        ([call("broken"), call("increment", by=2), ""], 1.0, ['{"detail": "It is broken."}', "success"]),
+        ([call("seed_session", initial=5), "Done."], 0.0, ["There is no tool"]),
+    ],
+)
+def test_episode_is_that_of_the_simple_agent(
+    server: str, replies: list[str], reward: float, outputs: list[str]
+) -> None:
+    left = iter(replies)
+    trajectory = play(NemoGymRollout(server), lambda messages: next(left), task=TASK)
+    assert trajectory.reward == reward and len(trajectory.steps) == len(replies)
+    (verified,) = CounterServer.verified
+    items = verified["response"]["output"]
+    given = [each["output"] for each in items if each["type"] == "function_call_output"]
+    assert all(word in output for word, output in zip(outputs, given, strict=True))
+    assert verified["expected"] == 5, "the judge gets the whole task"
+
+
+def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
+    trajectory = play(
+        NemoGymRollout(server), lambda messages: call("increment", by=1), task=TASK, max_steps=2
+    )
+    assert len(trajectory.steps) == 2 and trajectory.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "word"), [({"initial": 1}, "/verify by status 500"), ({}, "/seed_session by status 500")]
+)
+def test_server_that_cannot_judge_is_a_failure(server: str, task: dict[str, Any], word: str) -> None:
+    params = {"responses_create_params": TASK["responses_create_params"]}
+    with pytest.raises(EnvironmentFailure, match=word):
+        play(NemoGymRollout(server), lambda messages: "Done.", task={**params, **task})
+
+
+def test_server_that_is_gone_is_a_failure() -> None:
+    with pytest.raises(EnvironmentFailure, match="Start it, or correct its address"):
+        play(NemoGymRollout("http://127.0.0.1:9"), lambda messages: "Done.", task=TASK)
+
+
+def test_workload_is_made_of_its_files(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps(TASK) + "\n")
+    workload = task_file_workload(str(tasks), str(tasks), "nemo_gym:http://a:1", None, seed=0)
+    assert workload.rollout == NemoGymRollout("http://a:1") and workload.train_dataset[0] == TASK
+    assert workload.held_out[""][0] == TASK
+    with pytest.raises(ConfigError, match="the server judges"):
+        task_file_workload(str(tasks), None, "nemo_gym:http://a:1", "math", seed=0)
+    tasks.write_text('{"question": "1+1"}\n')
+    with pytest.raises(DatasetError, match="row 0 has no responses_create_params"):
+        task_file_workload(str(tasks), None, "nemo_gym:http://a:1", None, seed=0)
