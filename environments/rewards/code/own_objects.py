@@ -92,9 +92,8 @@ class OwnObjects:
             self._last[number] = packed
             state = rebuild(packed)
             if self._is_of_tests:
-                check_state(
-                    {name: item for name, item in state.items() if getattr(value, name, None) is not item}
-                )
+                changed = [name for name, item in state.items() if getattr(value, name, None) is not item]
+                check_state({name: state[name] for name in changed})
             for name in state:
                 # One that shadows a method would be called in its place.
                 if name.startswith("__") or callable(getattr(type(value), name, None)):
@@ -121,7 +120,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 def become(before: Any, after: Any) -> Any:
     """Change a container to what the other end has made of it; return what is in its place."""
-    if type(before) is not type(after):
+    if before is after or type(before) is not type(after):
         return after
     if isinstance(before, list):
         before[:] = [*map(become, before, after), *after[len(before) :]][: len(after)]

@@ -36,7 +36,7 @@ PASSED, UNPLAYABLE = "passed", "unplayable: "
 """Texts that ``driver`` writes in the place of the result of assertions."""
 
 _PROGRAM = (
-    *("values", "own_objects", "program", "remote", "execution", "rpc_client"),
+    *("values", "own_objects", "program", "execution", "rpc_client"),
     *("usage", "script", "collection", "assertions", "driver"),
 )
 """The modules of this folder that run in the sandbox, in the order in which they import one another."""
@@ -268,5 +268,5 @@ def _checked(
 
 def _case(test: CodeTest, text: str) -> Case:
     if test.kind == "stdin":
-        return Case(test.input, text, test.expected)
-    return Case(read_json(test.input), read_json(text), test.expected)
+        return test.input, text, test.expected
+    return read_json(test.input), read_json(text), test.expected

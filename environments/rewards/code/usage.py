@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
+from environments.rewards.code.rpc_client import Remote
 from environments.rewards.code.values import VALUE_NAMES
 
 MODULES = {"np": "numpy", "pd": "pandas", "dt": "datetime", "mock": "unittest.mock"} | {
@@ -206,14 +207,9 @@ class Usage:
 
     def reads(self, known: dict[str, Any]) -> bool:
         """Return whether tests read a plain value of the solution by its name."""
-        from environments.rewards.code.remote import Remote
-
-        plain = {
-            name
-            for name, value in known.items()
-            if type(value) is not Remote and (isinstance(value, type) or not callable(value))
-        }
-        return bool(plain & (self.used | self.meant) - self.libraries().keys())
+        names = (self.used | self.meant) & known.keys() - self.libraries().keys()
+        values = [known[name] for name in names if type(known[name]) is not Remote]
+        return any(isinstance(value, type) or not callable(value) for value in values)
 
     @property
     def asserted_lines(self) -> set[int]:
@@ -319,10 +315,8 @@ class Usage:
         seen: set[type[ast.AST]] = set()
         for node in self.nodes:
             if isinstance(node, ast.BinOp | ast.Compare):
-                sides = (
-                    [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
-                )
-                if all(map(is_one, sides[:2])):
+                other = node.right if isinstance(node, ast.BinOp) else node.comparators[0]
+                if is_one(node.left) and is_one(other):
                     return True
             if isinstance(node, ast.Compare) and is_one(node.comparators[0]):
                 seen.add(type(node.ops[0]))
