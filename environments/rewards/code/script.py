@@ -25,10 +25,8 @@ class Script:
     @cached_property
     def classes(self) -> dict[str, tuple[str, str]]:
         """Names and sources of the classes that the tests define for themselves, by their keys."""
-        return {
-            key: (node.name, f"{self._imports}\n{ast.unparse(node)}")
-            for key, node in self.usage.own_classes.items()
-        }
+        own = self.usage.own_classes
+        return {key: (own[key].name, f"{self._imports}\n{ast.unparse(own[key])}") for key in own}
 
     @cached_property
     def _imports(self) -> str:
@@ -51,9 +49,8 @@ class Script:
             if by_name.get(node.name) is node and not self.usage.unknown & self.usage.meant & _loads(node):
                 needed = [node.name]
                 for name in needed:
-                    needed += [
-                        each for each in by_name if each in _loads(by_name[name]) and each not in needed
-                    ]
+                    used = _loads(by_name[name])
+                    needed += [each for each in by_name if each in used and each not in needed]
                 parts = [ast.unparse(each) for name, each in by_name.items() if name in needed]
                 found.append([key, node.name, "\n".join([self._imports, *parts])])
         return found
@@ -78,9 +75,8 @@ class _Playable(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         key = self.keys.get((node.lineno, node.col_offset))
-        free = sorted(
-            _loads(node) - _binds(node) - vars(builtins).keys() - self.usage.prelude - self.usage.modules
-        )
+        known = vars(builtins).keys() | self.usage.prelude | self.usage.modules
+        free = sorted(_loads(node) - _binds(node) - known)
         self.generic_visit(node)
         if key is not None:
             names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
@@ -104,7 +100,7 @@ class _Playable(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if node.attr == "__class__" and isinstance(node.ctx, ast.Load):
-            return _expression_of_type(node.value)
+            return _call("__library__", ast.Name("type", ast.Load()), ast.Constant("type"), node.value)
         return node
 
 
@@ -112,19 +108,13 @@ def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _expression_of_type(value: ast.expr) -> ast.expr:
-    arguments = [ast.Name("type", ast.Load()), ast.Constant("type"), value]
-    return ast.Call(ast.Name("__library__", ast.Load()), arguments, [])
-
-
-def _call(name: str, argument: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), [argument], [])
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
 
 
 def _loads(node: ast.AST) -> set[str]:
-    return {
-        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
-    }
+    names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return {each.id for each in names if isinstance(each.ctx, ast.Load)}
 
 
 def _binds(node: ast.ClassDef) -> set[str]:
