@@ -266,23 +266,14 @@ async def _next_of(iterator: Any) -> list[Any]:
 def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine of the tests to its end, while others of theirs wait."""
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
-    outcomes: list[tuple[bool, Any]] = []
-
-    def run() -> None:
+    def run() -> Any:
         _thread.inside = True  # whoever has its turn waits for this
-        try:
-            outcomes.append((True, asyncio.run(coroutine)))
-        except Exception as error:  # noqa: BLE001 - raised again below
-            outcomes.append((False, error))
+        return asyncio.run(coroutine)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    returned, value = outcomes[0]
-    if not returned:
-        raise value
-    return value
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 # -- objects of the solution, as the tests see them --------------------------------------------------------

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from environments.rewards.code.program import LIBRARY
-from environments.rewards.code.usage import Function, Usage, last_name
+from environments.rewards.code.usage import Function, Usage, last_name, loads, stored_names
 
 
 class Script:
@@ -20,7 +20,6 @@ class Script:
     def __init__(self, source: str, usage: Usage) -> None:
         self.source = source
         self.usage = usage
-        self.tree = usage.tree
 
     @cached_property
     def classes(self) -> dict[str, tuple[str, str]]:
@@ -39,7 +38,7 @@ class Script:
     def definitions(self) -> list[Any]:
         """Key, name and source of the classes that a solution can know before it runs, as a ``ListNode``."""
         by_name: dict[str, ast.stmt] = {}
-        for node in self.tree.body:
+        for node in self.usage.tree.body:
             if isinstance(node, Function | ast.ClassDef):
                 by_name[node.name] = node
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -76,7 +75,7 @@ class _Playable(ast.NodeTransformer):
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         key = self.keys.get((node.lineno, node.col_offset))
         known = vars(builtins).keys() | self.usage.prelude | self.usage.modules
-        free = sorted(_loads(node) - _binds(node) - known)
+        free = sorted(_loads(node) - stored_names(list(ast.walk(node))) - known)
         self.generic_visit(node)
         if key is not None:
             names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
@@ -113,13 +112,4 @@ def _call(name: str, *arguments: ast.expr) -> ast.expr:
 
 
 def _loads(node: ast.AST) -> set[str]:
-    names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-    return {each.id for each in names if isinstance(each.ctx, ast.Load)}
-
-
-def _binds(node: ast.ClassDef) -> set[str]:
-    """The names that a class and its methods bind for themselves."""
-    nodes = list(ast.walk(node))
-    bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-    bound |= {each.arg for each in nodes if isinstance(each, ast.arg)} | {node.name}
-    return bound | {each.name for each in nodes if isinstance(each, Function)}
+    return {each.id for each in loads(ast.walk(node))}

@@ -9,7 +9,7 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ _STEPS = "next send throw __next__ GeneratorType Generator isgenerator islice It
 STEPS = set(_STEPS.split())
 NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Bound = ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+Binding = Function | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 N = TypeVar("N", bound=ast.AST)
 
 
@@ -79,6 +79,17 @@ def last_name(node: ast.AST) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
+def loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
+    return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+
+
+def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names that ``nodes`` store, define, take as arguments or catch."""
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return stored | {node.name for node in nodes if isinstance(node, Binding) and node.name}
+
+
 def is_test_class(node: ast.ClassDef) -> bool:
     names = [ast.unparse(base) for base in node.bases]
     methods = [each.name for each in node.body if isinstance(each, Function)]
@@ -97,14 +108,9 @@ class Usage:
         self.function = function
         self.prelude = set(prelude)
         self.nodes = list(ast.walk(self.tree))
-        names = self.every(ast.Name)
-        self.loads = [node for node in names if isinstance(node.ctx, ast.Load)]
+        self.loads = loads(self.nodes)
         self.used = {node.id for node in self.loads}
-        self.stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        self.stored |= {node.name for node in self.nodes if isinstance(node, Function | ast.ClassDef)}
-        self.stored |= {node.arg for node in self.every(ast.arg)}
-        self.stored |= {node.name for node in self.nodes if isinstance(node, Bound) and node.name}
-        self.stored |= {"candidate"} if function else set()
+        self.stored = stored_names(self.nodes) | ({"candidate"} if function else set())
         whole = [each for node in self.every(ast.Import) for each in node.names]
         self.aliases = {each.asname or each.name for each in whole if each.name == "solution"}
         self.imported, parts = set[str](), list[ast.alias]()
