@@ -5,12 +5,10 @@ Part of ``driver``, and so of a program in the sandbox: the standard library is 
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 import io
 import json
-import operator
 import sys
 import threading
 import traceback
@@ -21,7 +19,7 @@ from typing import IO, Any
 
 from environments.rewards.code.execution import TESTS
 from environments.rewards.code.own_objects import OwnObjects, become
-from environments.rewards.code.program import ARITHMETIC, COMPARISONS, LOGIC, UNARY
+from environments.rewards.code.program import ARITHMETIC, COMPARISONS, LOGIC, OPERATORS, UNARY
 from environments.rewards.code.values import BASE_VALUES, VALUE_NAMES, packed, rebuilt
 
 _thread = threading.local()
@@ -35,7 +33,7 @@ READABLE = {
     *("__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"),
 }
 MARKS = ("made_", "makes_", "combined_", "named_")
-NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
+NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round"}
 
 
 class UnplayableError(BaseException):
@@ -272,8 +270,8 @@ def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
         _thread.inside = True  # whoever has its turn waits for this
         return asyncio.run(coroutine)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 # -- objects of the solution, as the tests see them --------------------------------------------------------
@@ -471,7 +469,7 @@ def _plain(values: Any) -> list[Any]:
 
 
 def _unary(name: str) -> Callable[..., Any]:
-    own = getattr(builtins, name, None) or getattr(operator, name)
+    own = UNARY[name]
 
     def request(self: Remote, *arguments: Any) -> Any:
         for value in self.base_values_():
@@ -484,7 +482,7 @@ def _unary(name: str) -> Callable[..., Any]:
 
 
 def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any]:
-    own = getattr(operator, f"__{name}__")
+    own = OPERATORS[name]
 
     def operate(self: Remote, other: object) -> Any:
         ours = self.base_values_()
