@@ -49,14 +49,10 @@ class OwnObjects:
             self._keep(value, self._next, key)
             self._next += 2
         number = self._numbers[id(value)]
-        self.send(number)
-        return ["own", number, key]
-
-    def send(self, number: int) -> None:
-        """Send the state of this object with the next message."""
-        if number not in self._sent:
+        if number not in self._sent:  # its state goes with the next message
             self._sent.add(number)
             self._waiting.append(number)
+        return ["own", number, key]
 
     def states(self, pack: Callable[[Any], Any]) -> list[Any]:
         """The states of the objects that a message speaks of, and of those that have changed."""
