@@ -241,11 +241,8 @@ def _async_function(use: Callable[..., Any], name: str) -> Any:
     return lent
 
 
-def _coroutine(use: Callable[..., Any], name: str) -> Any:
-    async def lent() -> Any:
-        return use("await")
-
-    return lent()
+async def _coroutine(use: Callable[..., Any], name: str) -> Any:
+    return use("await")
 
 
 def _iterator(use: Callable[..., Any], name: str) -> Iterator[Any]:

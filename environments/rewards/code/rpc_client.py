@@ -515,11 +515,8 @@ for _name in (*ARITHMETIC, *LOGIC):
 # -- objects that Python's own statements take ---------------------------------------------------------
 
 
-def _coroutine(remote: Remote) -> Any:
-    async def played() -> Any:
-        return remote.request_("wait")
-
-    return played()
+async def _coroutine(remote: Remote) -> Any:
+    return remote.request_("wait")
 
 
 def _async_function(remote: Remote) -> Any:
