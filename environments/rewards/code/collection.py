@@ -195,7 +195,7 @@ class Fixtures(NamedTuple):
 def entered(made: Any, ends: ExitStack) -> Any:
     """Return what a fixture returns or yields; ``ends`` has what is to be done after the test."""
     if inspect.isgenerator(made):
-        ends.callback(next, made, None)
+        ends.callback(lambda: next(made, None))
         return next(made)
     if inspect.iscoroutine(made) or inspect.isasyncgen(made):
         import asyncio

@@ -56,9 +56,9 @@ class Program:
         self.pack = functools.partial(packed, register=self._register)
         self.rebuild = functools.partial(rebuilt, find=self._find)
         self.names = types.SimpleNamespace()
-        own = {"load": self._load, "define": self._define, "wait": self._wait, "base_values": base_values}
-        own["anext"] = lambda iterator: self._wait(anext(iterator))
-        for value in (self.names, types.SimpleNamespace(**OPERATORS, **own)):
+        operators = types.SimpleNamespace(**OPERATORS, load=self._load, define=self._define, wait=self._wait)
+        operators.anext = lambda iterator: self._wait(anext(iterator))
+        for value in (self.names, operators):
             self._register(value)
 
     def serve(self) -> None:
@@ -324,7 +324,7 @@ def _seed(*arguments: Any) -> None:
         sys.modules["numpy"].random.seed(*arguments)
 
 
-LIBRARY = {
+LIBRARY: dict[str, Callable[..., Any]] = {
     "seed": _seed,
     **_functions(copy, "copy deepcopy"),
     **_functions(dataclasses, "asdict astuple fields is_dataclass replace"),
@@ -342,9 +342,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     # and the statements that use an object.
     "library": lambda name, *arguments, **keywords: LIBRARY[name](*arguments, **keywords),
     "contains": operator.contains,
+    "base_values": base_values,
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": _exit,
     "aenter": lambda manager: type(manager).__aenter__(manager),
     "aexit": _aexit,
-    **{each.__name__: each for each in (isinstance, issubclass, setattr, delattr, aiter)},
+    **_functions(builtins, "isinstance issubclass setattr delattr aiter"),
 }

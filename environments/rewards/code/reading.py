@@ -141,7 +141,7 @@ def _cases(given: dict[str, Any], function: str | None, in_list: bool) -> list[C
     columns = isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)
     if called:
         columns = columns and not in_list and all(isinstance(each, list | dict) for each in inputs)
-    pairs = zip(inputs, outputs, strict=True) if columns else [(inputs, outputs)]
+    pairs = list(zip(inputs, outputs, strict=True)) if columns else [(inputs, outputs)]
     public = not given.get("private", False)
     return [replace(_pair(called, *each, function), public=public) for each in pairs]
 
