@@ -18,7 +18,7 @@ from environments.errors import AgentError
 from environments.sandbox.base import clip
 from environments.sandbox.process_tree import (
     Supervised,
-    files_within,
+    bytes_within,
     remove_folder,
     usage_of,
 )
@@ -212,6 +212,6 @@ def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits)
             return f"memory_bytes={limits.memory_bytes}"
         if used.num_threads > limits.num_threads:
             return f"num_threads={limits.num_threads}"
-        present = files_within(folder, MAX_PROGRAM_FILES)
-        if present is None or present.num_bytes > limits.file_bytes:
+        size = bytes_within(folder, MAX_PROGRAM_FILES)
+        if size is None or size > limits.file_bytes:
             return f"file_bytes={limits.file_bytes}"

@@ -45,21 +45,17 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
             ``is_correct`` is neither true, false nor None.
     """
     verdict = reward_fn(task_info=task, action=action)
+    returned = f"The reward function {reward_fn} returned"
     output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
     if not isinstance(output, RewardOutput):
-        raise EnvironmentFailure(
-            f"The reward function {reward_fn} returned {verdict!r}: return a RewardOutput."
-        )
+        raise EnvironmentFailure(f"{returned} {verdict!r}: return a RewardOutput.")
     if not math.isfinite(output.reward):
-        raise EnvironmentFailure(
-            f"The reward function {reward_fn} returned {output.reward}: it must be finite."
-        )
+        raise EnvironmentFailure(f"{returned} {output.reward}: it must be finite.")
     if output.is_correct is None:
         return output
     if not is_bool(output.is_correct):
         raise EnvironmentFailure(
-            f"The reward function {reward_fn} returned is_correct={output.is_correct!r}: it has to be True, "
-            "False or None."
+            f"{returned} is_correct={output.is_correct!r}: it has to be True, False or None."
         )
     return replace(output, is_correct=bool(output.is_correct))
 

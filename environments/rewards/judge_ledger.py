@@ -84,9 +84,8 @@ class JudgeLedger:
         """
         limits = (self.max_calls or sys.maxsize, self.max_tokens or sys.maxsize)
         with self._database() as database:
-            done = database.execute(
-                "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", limits
-            )
+            count = "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?"
+            done = database.execute(count, limits)
         if not done.rowcount:
             calls, tokens = self.spent
             raise EnvironmentFailure(
@@ -102,8 +101,7 @@ class JudgeLedger:
         """
         if num_tokens is None and self.max_tokens is not None:
             raise EnvironmentFailure(
-                f"The judge's server counts no tokens, so max_tokens={self.max_tokens} cannot be kept: set "
-                "max_calls instead."
+                f"The server counts no tokens, so max_tokens={self.max_tokens} cannot be kept: set max_calls."
             )
         with self._database() as database:
             database.execute("UPDATE spent SET tokens = tokens + ?", (num_tokens or 0,))
@@ -117,9 +115,8 @@ class JudgeLedger:
     def store(self, content: str, verdict: str) -> None:
         """Keep a verdict, and forget the oldest one that is too many."""
         with self._database() as database:
-            added = database.execute(
-                "INSERT OR REPLACE INTO verdicts VALUES (NULL, ?, ?)", (content, verdict)
-            )
+            replace = "INSERT OR REPLACE INTO verdicts VALUES (NULL, ?, ?)"
+            added = database.execute(replace, (content, verdict))
             oldest = (added.lastrowid or 0) - self.max_verdicts
             database.execute("DELETE FROM verdicts WHERE number <= ?", (oldest,))
 

@@ -18,7 +18,6 @@ _AND = re.compile(r",? ?(?:\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\}|(?<![\\a-z
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _OPENING = {"(": "(", "[": "[", r"\{": "{", "{": "{", r"\langle": "(", r"\lbrace": "{"}
 _CLOSING = {")": ")", "]": "]", r"\}": "}", "}": "}", r"\rangle": ")", r"\rbrace": "}"}
-_SETS = (r"\{", r"\lbrace")
 
 
 class Listed(NamedTuple):

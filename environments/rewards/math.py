@@ -103,8 +103,7 @@ def expected_texts(truths: Any) -> list[str]:
         is_number = isinstance(truth, Integral) or (isinstance(truth, Real | Decimal) and isfinite(truth))
         if not (truth is None or isinstance(truth, str) or is_number):
             raise DatasetError(
-                f"The task expects {truth!r}, which no answer can equal: use a text, a number, or a list "
-                "of these."
+                f"The task expects {truth!r}, which no answer can equal: use texts or numbers."
             )
     return [str(truth) for truth in truths if truth is not None and str(truth).strip()]
 

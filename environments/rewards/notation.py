@@ -69,12 +69,10 @@ def in_latex(text: str) -> str:
     text = _MARKDOWN.sub(_unmarked, _MARKDOWN.sub(_unmarked, text.strip()))  # twice, for **`42`**
     if not text.isascii():
         text = _without_unicode(text)
-    text = _ROOT.sub(
-        _root, _WORD.sub(_command, text.replace(r"\degree", r"^\circ").replace(r"\varnothing", r"\emptyset"))
-    )
-    text = (
-        re.sub(r"\+/-|(?:(?<=^)|(?<=[=(]))\+-", r"\\pm ", text).replace("<=", r"\le ").replace(">=", r"\ge ")
-    )
+    text = text.replace(r"\degree", r"^\circ").replace(r"\varnothing", r"\emptyset")
+    text = _ROOT.sub(_root, _WORD.sub(_command, text))
+    text = re.sub(r"\+/-|(?:(?<=^)|(?<=[=(]))\+-", r"\\pm ", text)
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ")
     text = _in_braces(re.sub(r"(?<=\S) ?\*\* ?(?=\S)", "^", text))
     text = re.sub(r"\^ ?([+-]?\d+(?:\.\d+)?|-[a-zA-Z])", r"^{\1}", text)
     text = re.sub(r"(?<=[)\]}]) ?U ?(?=[(\[{\\])", r"\\cup ", text)

@@ -89,9 +89,7 @@ def _unit(plain: str) -> _Unit | None:
     rest = plain[: found.start()].strip() if found else ""
     if found is None or not rest:
         return None
-    command, text, bare, power = (
-        found.groupdict().get(name) for name in ("command", "text", "words", "power")
-    )
+    command, text, bare, power = map(found.groupdict().get, ("command", "text", "words", "power"))
     words = (text or bare or "").strip(" .")
     is_sure = found.re is _BARE_UNIT or command == "text" or (command == "mathrm" and words not in _SYMBOLS)
     name = words.casefold() + (f"^{power}" if power else "")

@@ -135,9 +135,7 @@ def _by_name(name: str) -> Sandbox:
     try:
         return found()
     except TypeError as error:
-        raise ConfigError(
-            f"sandbox={name!r} needs arguments ({error}): make the object yourself and pass it as sandbox."
-        ) from error
+        raise ConfigError(f"sandbox={name!r} needs arguments ({error}): make and pass the object.") from error
 
 
 def clip(text: str, length: int) -> str:

@@ -254,29 +254,29 @@ def deny_calls(*kinds: Calls) -> None:
     rules.append((JUMP_IF_AT_LEAST, len(calls) + 1, 0, FIRST_NUMBER_OF_X32))
     rules += [(JUMP_IF_EQUAL, len(calls) - place, 0, call) for place, call in enumerate(calls)]
     rules += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
-    program = ctypes.create_string_buffer(
-        b"".join(struct.pack("HBBI", code, yes, no, value) for code, yes, no, value in rules)
-    )
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
     filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program)))
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filters, 0, 0)
 
 
 def set_limits(settings: dict[str, Any]) -> None:
     """Set the limits that hold for this process and all that it starts."""
-    for kind, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, settings["cpu_seconds"] + 1),
-        (resource.RLIMIT_FSIZE, settings["file_bytes"]),
-        (resource.RLIMIT_NOFILE, settings["open_files"]),
-        (resource.RLIMIT_AS, settings["memory_bytes"]),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_CPU, settings["cpu_seconds"] + 1)
+    limit(resource.RLIMIT_FSIZE, settings["file_bytes"])
+    limit(resource.RLIMIT_NOFILE, settings["open_files"])
+    limit(resource.RLIMIT_AS, settings["memory_bytes"])
     # A second earlier comes SIGXCPU, by which the program's end tells why: SIGKILL may have other reasons,
     # and the time that this process is said to have used is not the one that the kernel compares.
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (min(settings["cpu_seconds"], most), most))
+
+
+def limit(kind: int, most: int) -> None:
+    """Limit a resource of this process and of all that it starts; a lower limit that it has stays."""
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def run(source: str, report_fd: int) -> None:

@@ -126,20 +126,19 @@ class _Container:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if not (self._replied and self._has_ended()):
-                self._end_container()
+            with suppress(subprocess.TimeoutExpired):
+                if self._replied:
+                    self._process.wait(_CONTAINER_EXIT_SECONDS)
+                    return
+            self._end_container()
         except EnvironmentFailure as failure:
             if error is None:
                 raise
             error.add_note(str(failure))
         finally:
-            with suppress(ProcessLookupError):
+            with self._process, suppress(ProcessLookupError):  # it closes the pipes, and waits
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
             self._selector.close()
-            for stream in (self._process.stdout, self._process.stderr):
-                assert stream is not None
-                stream.close()
 
     def wait_for_start(self) -> None:
         """Return when the program begins.
@@ -233,13 +232,6 @@ class _Container:
         with suppress(EOFError, TimeoutError):
             while self._selector.get_map():
                 self._receive(time.monotonic() + 1)
-
-    def _has_ended(self) -> bool:
-        try:
-            self._process.wait(_CONTAINER_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
     def _end_container(self) -> None:
         """Run the stop command, if there is one."""

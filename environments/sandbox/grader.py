@@ -56,11 +56,7 @@ class Grader:
     """
 
     def __init__(
-        self,
-        function: str,
-        imports: Sequence[str] = (),
-        memory_bytes: int = 1 << 30,
-        confined: bool = False,
+        self, function: str, imports: Sequence[str] = (), memory_bytes: int = 1 << 30, confined: bool = False
     ) -> None:
         self._settings = {"function": function, "imports": list(imports), "memory_bytes": memory_bytes}
         self._settings["confined"] = confined
@@ -75,13 +71,12 @@ class Grader:
             GradingError: there is no result.
             EnvironmentFailure: no child could be started, so no call can succeed.
         """
+        request = {"arguments": arguments, "seconds": time_limit_seconds}
         with self._lock:
             child = self._child if self._child and self._child.is_alive() else _Child(self._settings)
             self._child = None  # in any case, a child that owes an answer is not used again
             try:
-                answer = child.request(
-                    {"arguments": arguments, "seconds": time_limit_seconds}, time_limit_seconds
-                )
+                answer = child.request(request, time_limit_seconds)
             except TimeoutError as error:
                 child.end()
                 raise GradingError(f"could not be graded in {time_limit_seconds:g} s.") from error
@@ -128,12 +123,10 @@ class _Child:
         try:
             answer = self.request(settings, _GRADER_START_SECONDS)
         except OSError as error:
-            reason = (
-                "took too long" if isinstance(error, TimeoutError) else f"died ({self.end(_STATUS_SECONDS)})"
-            )
             raise EnvironmentFailure(
-                f"The process that runs {settings['function']} {reason} before it was ready, within "
-                f"{_GRADER_START_SECONDS:g} s: its error stands above; look at the memory of this machine."
+                f"The process that runs {settings['function']} was not ready within "
+                f"{_GRADER_START_SECONDS:g} s, and ended ({self.end(_STATUS_SECONDS)}): its error stands "
+                "above; look at the memory of this machine."
             ) from error
         except BaseException:
             self.end()
@@ -141,8 +134,7 @@ class _Child:
         if "error" in answer:
             self.end()
             raise EnvironmentFailure(
-                f"The process that runs {settings['function']} could not start: {answer['error']}. "
-                "Install what is missing."
+                f"{settings['function']} cannot be run: {answer['error']}. Install what is missing."
             )
         if settings["confined"] and not answer["value"]:
             warn_of_no_isolation()
@@ -225,10 +217,8 @@ def _prepare(settings: dict[str, Any]) -> None:
     for module in settings["imports"]:
         importlib.import_module(module)
     pkgutil.resolve_name(settings["function"])
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, settings["memory_bytes"])):
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+    child.limit(resource.RLIMIT_CORE, 0)
+    child.limit(resource.RLIMIT_AS, settings["memory_bytes"])
 
 
 def _answer(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
@@ -241,24 +231,17 @@ def _answer(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    connection.sendall(len(body).to_bytes(4) + body)
+    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
-    """Return the next message, or None at the end of the connection."""
-    header = _receive_bytes(connection, 4, deadline)
-    body = _receive_bytes(connection, int.from_bytes(header), deadline) if header else b""
-    return json.loads(body) if body else None
-
-
-def _receive_bytes(connection: socket.socket, count: int, deadline: float | None) -> bytes:
+    """Return the next message, a line that nothing follows, or None at the end of the connection."""
     received = bytearray()
-    while len(received) < count:
+    while not received.endswith(b"\n"):
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        part = connection.recv(count - len(received))
+        part = connection.recv(1 << 16)
         if not part:
-            return b""
+            return None
         received += part
-    return bytes(received)
+    return json.loads(received)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResu
 from environments.sandbox.outcome import make_result
 from environments.sandbox.process_tree import (
     KILL_SECONDS,
+    bytes_within,
     children,
-    files_within,
     kill_started,
     remove_folder,
     usage_of,
@@ -106,12 +105,10 @@ class LocalSandbox:
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
             stack.callback(remove_folder, directory)
-            required = self.isolation == "required" or bool(self.folders)
-            with _Supervisor(files, directory, limits, self.folders, required) as supervisor:
+            with _Supervisor(self, files, directory, limits) as supervisor:
                 end = supervisor.wait()
-            return make_result(
-                files.output(limits.output_bytes), end, limits, supervisor.isolated, time.monotonic() - begin
-            )
+            seconds = time.monotonic() - begin
+            return make_result(files.output(limits.output_bytes), end, limits, supervisor.isolated, seconds)
 
 
 @dataclass(frozen=True)
@@ -140,25 +137,18 @@ class _Files:
 class _Supervisor:
     """The process that runs the program, see ``child``. Leaving the block leaves none behind."""
 
-    def __init__(
-        self,
-        files: _Files,
-        directory: str,
-        limits: SandboxLimits,
-        folders: Sequence[str],
-        isolation_required: bool,
-    ) -> None:
+    def __init__(self, sandbox: LocalSandbox, files: _Files, directory: str, limits: SandboxLimits) -> None:
         self.isolated = False
         self._files = files
         self._directory = directory
         self._limits = limits
-        self._isolation_required = isolation_required
+        self._isolation_required = sandbox.isolation == "required" or bool(sandbox.folders)
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._received = b""
         self._status_fd, status_fd = os.pipe()
         settings = asdict(limits) | {"parent": os.getpid(), "directory": directory, "status_fd": status_fd}
         settings |= {"program_fd": files.program.fileno(), "report_fd": files.report.fileno()}
-        settings |= {"folders": folders, "isolation_required": isolation_required}
+        settings |= {"folders": sandbox.folders, "isolation_required": self._isolation_required}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(_CHILD), json.dumps(settings)],
@@ -238,10 +228,9 @@ class _Supervisor:
         return None
 
     def _files_fit(self) -> bool:
-        """Return whether the program's files are within the limits; a namespace has a file system for
-        that."""
-        usage = files_within(self._directory, child.MAX_FILES)
-        return usage is not None and usage.num_bytes <= self._limits.file_bytes
+        """Return whether the files are within the limits, for which a namespace has a file system."""
+        size = bytes_within(self._directory, child.MAX_FILES)
+        return size is not None and size <= self._limits.file_bytes
 
     def _next_line(self, seconds: float) -> bytes | None:
         """The supervisor's next line; empty if it is dead, None if it writes none for ``seconds``."""

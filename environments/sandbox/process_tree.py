@@ -68,16 +68,8 @@ def usage_of(processes: list[int], most_bytes: int, most_threads: int, deadline:
     return Usage(memory, ticks / _TICKS_PER_SECOND, threads)
 
 
-@dataclass(frozen=True)
-class FileUsage:
-    """The size and the number of the files and folders in a folder."""
-
-    num_bytes: int
-    num_files: int
-
-
-def files_within(folder: str, most: int) -> FileUsage | None:
-    """Count the files and folders below ``folder``; None if they are more than ``most`` or cannot be counted.
+def bytes_within(folder: str, most: int) -> int | None:
+    """Size of the files and folders below ``folder``; None if there are more than ``most``, or some hide.
 
     A program can hide files from a count, in folders that are unreadable or nested beyond the longest path.
     """
@@ -97,16 +89,13 @@ def files_within(folder: str, most: int) -> FileUsage | None:
             continue
         except OSError:
             return None
-    return FileUsage(size, number)
+    return size
 
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started; it raises OSError if that has ended."""
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def remove_folder(directory: str) -> None:
@@ -200,16 +189,9 @@ def _device(number: int) -> str:
     return f"{os.major(number):02x}:{os.minor(number):02x}"
 
 
-def _device_of_shared_memory() -> str:
+with os.fdopen(os.memfd_create("device")) as _memory:
+    _SHARED_DEVICE = _device(os.fstat(_memory.fileno()).st_dev)
     """The device on which the kernel keeps all shared memory that has no name."""
-    descriptor = os.memfd_create("device")
-    try:
-        return _device(os.fstat(descriptor).st_dev)
-    finally:
-        os.close(descriptor)
-
-
-_SHARED_DEVICE = _device_of_shared_memory()
 
 
 class Supervised:

@@ -51,13 +51,12 @@ def main() -> None:
         return
     theirs.close()
     if not ours.recv(1):
-        sys.exit(
-            os.pread(stderr, MAX_ERROR_BYTES, 0).decode("utf-8", "replace") or "the program did not start"
-        )
+        error = os.pread(stderr, MAX_ERROR_BYTES, 0).decode("utf-8", "replace")
+        sys.exit(error or "the program did not start")
     # Copied after the fork, so that no memory of the program holds its stdin before it reads it. In this way
     # the rewards for code hide the tests from the solution.
-    for size in chunks(request["stdin_bytes"]):
-        write(stdin, read(size))
+    for start in range(0, request["stdin_bytes"], CHUNK_BYTES):
+        write(stdin, read(min(CHUNK_BYTES, request["stdin_bytes"] - start)))
     os.lseek(stdin, 0, os.SEEK_SET)
     send(request["name"], {"started": True})
     ours.send(b"!")
@@ -85,9 +84,7 @@ def enter(
     os.chdir(directory)
     os.environ.update(HOME=directory, TMPDIR=directory)
     tempfile.tempdir = None  # looked up again, by the program
-    child.write(
-        "/proc/self/oom_score_adj", "1000"
-    )  # short of memory, the kernel shall end this process first
+    child.write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this first
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else it could not open its own /dev/stdin
     child.give_up_rights()
     child.set_limits(request)
@@ -118,10 +115,6 @@ def read(size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def chunks(size: int) -> list[int]:
-    return [min(CHUNK_BYTES, size - start) for start in range(0, size, CHUNK_BYTES)]
 
 
 def send(name: str, message: dict[str, Any], *parts: bytes) -> None:

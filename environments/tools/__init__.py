@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
 
 from environments.errors import ConfigError
-from environments.tools.base import Tool, ToolCall, ToolOutput, openai_schema
+from environments.tools.base import Tool, ToolCall, ToolFunction, ToolOutput, openai_schema
 from environments.tools.calculator import CalculatorTool
-from environments.tools.function import FunctionTool, ToolFunction
+from environments.tools.function import FunctionTool
 from environments.tools.mcp.tool import MCPServer
 
 __all__ = [

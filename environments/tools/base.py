@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 INVALID_TOOL_CALL = "invalid_tool_call"
 """Name under which an agent passes on a call that no parser could read, as ``{"error": sentence}``."""
 
+ToolFunction = Callable[..., Any]
+"""A function with a docstring and a type hint on every parameter. It may be ``async``."""
+
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
@@ -108,13 +111,10 @@ class Tool:
 
     name: str = ""
     description: str = ""
-    function: Callable[..., Any] | None = None
+    function: ToolFunction | None = None
 
     def __init__(
-        self,
-        name: str | None = None,
-        description: str | None = None,
-        function: Callable[..., Any] | None = None,
+        self, name: str | None = None, description: str | None = None, function: ToolFunction | None = None
     ) -> None:
         if function is not None:
             self.function = function
@@ -128,16 +128,17 @@ class Tool:
     @property
     def json(self) -> dict[str, Any]:
         """The tool's schema in the shape of OpenAI's ``tools`` parameter, or only the function in it."""
+        function = {"name": self.name, "description": self.description, "parameters": self._parameters()}
+        return {"type": "function", "function": function}
+
+    def _parameters(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
         parameters = inspect.signature(self._implementation).parameters.values()
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         hints = typing.get_type_hints(self._implementation)
-        schema = {
-            "type": "object",
-            "properties": {p.name: _json_type(hints.get(p.name)) for p in named},
-            "required": [p.name for p in named if p.default is p.empty],
-        }
-        function = {"name": self.name, "description": self.description, "parameters": schema}
-        return {"type": "function", "function": function}
+        properties = {p.name: _json_type(hints.get(p.name)) for p in named}
+        required = [p.name for p in named if p.default is p.empty]
+        return {"type": "object", "properties": properties, "required": required}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the tool. Return a ToolOutput, or a bare value that becomes its output."""
@@ -151,7 +152,7 @@ class Tool:
         return await output if inspect.iscoroutine(output) else output
 
     @property
-    def _implementation(self) -> Callable[..., Any]:
+    def _implementation(self) -> ToolFunction:
         """The method or function that the user has written."""
         if type(self).forward is not Tool.forward:
             return self.forward

@@ -6,17 +6,13 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
-from environments.tools.base import Tool, ToolOutput, first_paragraph
+from environments.tools.base import Tool, ToolFunction, ToolOutput, first_paragraph
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
-
-ToolFunction = Callable[..., Any]
-"""A function with a docstring and a type hint on every parameter. It may be ``async``."""
 
 _ARGS_SECTION = re.compile(r"^Args:\n((?:[ \t].*\n?|\n)+)", re.MULTILINE)
 _ARGS_ENTRY = re.compile(r"(?P<name>\w+)(?: *\([^)]*\))?: *(?P<text>.*)", re.DOTALL)
@@ -57,10 +53,8 @@ class FunctionTool(Tool):
     def __reduce__(self) -> tuple[type[FunctionTool], tuple[ToolFunction, str]]:
         return FunctionTool, (self._function, self.name)  # the receiving process makes pydantic's part again
 
-    @property
-    def json(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": self._schema}
-        return {"type": "function", "function": function}
+    def _parameters(self) -> dict[str, Any]:
+        return self._schema
 
     def forward(self, /, **arguments: Any) -> Any:
         from pydantic import ValidationError

@@ -30,15 +30,13 @@ _BUILD_SECONDS = 1800.0
 _BUILD_POLL_SECONDS = 0.05
 _MAX_WORD_BYTES = 32
 
-# Words that stand in every passage; a search for nothing else finds nothing.
-_STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a an and are as at be been but by did do does for from had has have he her his how if in into is it "
-        "its of on or she that the their them then there these they this to was were what when where which "
-        "who whom whose why will with",
-    )
-)
+_FREQUENT = """
+    a an and are as at be been but by did do does for from had has have he her his how if in into is it its
+    of on or she that the their them then there these they this to was were what when where which who whom
+    whose why will with
+"""
+_STOP_WORDS = frozenset(_FREQUENT.split())
+"""Words that stand in every passage; a search for nothing else finds nothing."""
 
 
 @dataclass(frozen=True)

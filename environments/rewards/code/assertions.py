@@ -1,6 +1,6 @@
 """Runs the tests of a solution that are Python source, in a process that the solution cannot enter.
 
-Used by ``driver``. The names of the solution are proxies here, see ``remote``. All else that tests use comes
+Used by ``driver``. The names of the solution are proxies here, see ``Remote``. All else that tests use comes
 from the installed packages, and nothing from the working directory, where the solution can write.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import os
@@ -20,10 +21,12 @@ from typing import IO, Any
 
 from environments.rewards.code.collection import Fixture, finish, run_all
 from environments.rewards.code.execution import TESTS, execute, find
-from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
-from environments.rewards.code.rpc_client import RpcClient, UnplayableError
+from environments.rewards.code.rpc_client import OPERATORS_NUMBER, Remote, RpcClient, UnplayableError
 from environments.rewards.code.script import Script
 from environments.rewards.code.usage import Usage, calls_check
+
+Pipes = tuple[IO[bytes], IO[bytes]]
+"""The ends for requests and for replies."""
 
 
 def keep_apart() -> None:
@@ -34,11 +37,7 @@ def keep_apart() -> None:
 
 
 def run_tests(
-    source: str,
-    function: str | None,
-    prelude: dict[str, Any],
-    pipes: tuple[IO[bytes], IO[bytes]],
-    absent: set[str],
+    source: str, function: str | None, prelude: dict[str, Any], pipes: Pipes, absent: set[str]
 ) -> None:
     """Run the source of the tests, then ``check(candidate)`` and every test that it defines.
 
@@ -64,9 +63,7 @@ def run_tests(
         run_all(names)
     except ModuleNotFoundError as error:
         if error.name in absent:
-            raise UnplayableError(
-                f"they need {error.name!r}, which is not installed in the sandbox"
-            ) from error
+            raise UnplayableError(f"they need {error.name!r}, which is not installed here") from error
         raise
     if client.swallowed is not None:
         raise client.swallowed
@@ -115,7 +112,7 @@ def names_of_solution(usage: Usage, script: Script, client: RpcClient) -> dict[s
             if name in usage.makers:
                 value.mark_("makes_")
         elif isinstance(value, type) and hasattr(value, "make_"):
-            value.make_ = _maker(client, name)
+            value.make_ = functools.partial(client.request, 0, name)
         setattr(module, name, value)
     for name, (library, attribute) in usage.libraries().items():
         # With one of its own, the solution would be its own judge; so the library has to be installed.
@@ -123,11 +120,6 @@ def names_of_solution(usage: Usage, script: Script, client: RpcClient) -> dict[s
         setattr(module, name, getattr(value, attribute) if attribute else value)
     sys.modules["solution"] = module
     return vars(module)
-
-
-def _maker(client: RpcClient, name: str) -> Callable[[Any, Any], Any]:
-    """Makes an error of the solution's own class, which its ``__init__`` has a part in."""
-    return lambda arguments, keywords: client.request(0, name, arguments, **keywords)
 
 
 def tools_of_tests(script: Script, client: RpcClient) -> dict[str, Any]:

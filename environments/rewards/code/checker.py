@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from environments.errors import DatasetError
@@ -41,13 +40,8 @@ while text:
 """
 
 
-@dataclass(frozen=True)
-class Case:
-    """Arguments of a checker."""
-
-    input: Any
-    output: Any
-    expected: Any
+Case = tuple[Any, Any, Any]
+"""The input, the output and what is expected."""
 
 
 def check(sandbox: Sandbox, checker: str, cases: Sequence[Case], limits: SandboxLimits) -> list[str | None]:
@@ -56,8 +50,7 @@ def check(sandbox: Sandbox, checker: str, cases: Sequence[Case], limits: Sandbox
     Raises:
         DatasetError: the checker cannot be run.
     """
-    given = {"checker": checker, "cases": [[case.input, case.output, case.expected] for case in cases]}
-    result = sandbox.run(_PROGRAM, write_json(given), limits)
+    result = sandbox.run(_PROGRAM, write_json({"checker": checker, "cases": cases}), limits)
     try:
         reply = json.loads(result.stdout)
     except ValueError:

@@ -10,7 +10,8 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,20 +20,19 @@ from environments.rewards.code.rpc_client import UnplayableError
 MARKS_OF_SKIPPED = ("skip", "skipif", "xfail")
 
 
+@dataclass
 class Fixture:
     """Result of ``pytest.fixture``."""
 
-    def __init__(
-        self,
-        function: Any = None,
-        scope: str = "function",
-        params: Iterable[Any] | None = None,
-        autouse: bool = False,
-        ids: object = None,
-        name: str | None = None,
-    ) -> None:
-        self.function, self.scope, self.autouse, self.name = function, scope, autouse, name
-        self.params = None if params is None else list(params)
+    function: Any = None
+    scope: str = "function"
+    params: Iterable[Any] | None = None
+    autouse: bool = False
+    ids: object = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self.params = list(self.params or ())
 
     def __call__(self, function: Any) -> Fixture:
         self.function = function
@@ -42,20 +42,16 @@ class Fixture:
 def run_all(names: dict[str, Any]) -> None:
     """Run the tests that the module of these ``names`` defines. The first that fails raises its error."""
     fixtures = {each.name or name: each for name, each in names.items() if isinstance(each, Fixture)}
-    around(names, "setup_module", names)
+    call_hook(names.get("setup_module"), names)
     for test in list(found_tests(names, Fixtures(fixtures, {}))):
         with_skips(test)
-    around(names, "teardown_module", names)
+    call_hook(names.get("teardown_module"), names)
 
 
 def with_skips(test: Callable[[], object]) -> None:
     """Run a test, unless it skips itself: that is no failure, and it has asked for nothing."""
-    outcomes = sys.modules.get("_pytest.outcomes")
-    unit = sys.modules.get("unittest")
-    skips = tuple(
-        kind for kind in (getattr(outcomes, "Skipped", None), getattr(unit, "SkipTest", None)) if kind
-    )
-    with suppress(*skips):
+    skips = {"_pytest.outcomes": "Skipped", "unittest": "SkipTest"}
+    with suppress(*(getattr(sys.modules[each], skips[each]) for each in skips if each in sys.modules)):
         test()
 
 
@@ -84,9 +80,9 @@ def found_tests(names: dict[str, Any], fixtures: Fixtures) -> Iterator[Callable[
     """The tests among ``names``: functions, methods of classes, and cases of unittest."""
     for name, value in list(names.items()):
         if isinstance(value, types.FunctionType) and name.startswith("test"):
-            around_it = functools.partial(around, names, function=value)
+            hooks = names.get("setup_function"), names.get("teardown_function")
             for test in with_arguments(value, [value], fixtures):
-                yield functools.partial(between, around_it, "function", test)
+                yield functools.partial(between, hooks, value, test)
         elif isinstance(value, type):
             yield from tests_of_class(name, value, fixtures)
 
@@ -104,14 +100,11 @@ def tests_of_class(name: str, kind: Any, fixtures: Fixtures) -> Iterator[Callabl
             if not getattr(method, "__unittest_expecting_failure__", False):
                 yield unittest.TestSuite([case]).debug
         return
-    if (
-        not name.startswith("Test")
-        or not getattr(kind, "__test__", True)
-        or kind.__init__ is not object.__init__
-    ):
+    is_collected = name.startswith("Test") and getattr(kind, "__test__", True)
+    if not is_collected or kind.__init__ is not object.__init__:
         return
     members = {key: None for base in reversed(kind.__mro__[:-1]) for key in vars(base)}
-    around(vars(kind), "setup_class", kind, bound=getattr(kind, "setup_class", None))
+    call_hook(getattr(kind, "setup_class", None), kind)
     for key in members:
         member = inspect.getattr_static(kind, key)
         if isinstance(member, type):
@@ -119,7 +112,7 @@ def tests_of_class(name: str, kind: Any, fixtures: Fixtures) -> Iterator[Callabl
         elif key.startswith("test") and callable(getattr(kind, key)):
             for place in range(len(on_new_object(kind, key, fixtures)[-1])):
                 yield functools.partial(play_method, kind, key, place, fixtures)
-    around(vars(kind), "teardown_class", kind, bound=getattr(kind, "teardown_class", None))
+    call_hook(getattr(kind, "teardown_class", None), kind)
 
 
 def on_new_object(kind: Any, key: str, fixtures: Fixtures) -> tuple[Any, Any, list[Callable[[], object]]]:
@@ -132,29 +125,23 @@ def on_new_object(kind: Any, key: str, fixtures: Fixtures) -> tuple[Any, Any, li
 def play_method(kind: Any, key: str, place: int, fixtures: Fixtures) -> None:
     """Play a method of a test class, on an object of its own, with its arguments in this place."""
     instance, method, tests = on_new_object(kind, key, fixtures)
-    hooks = {
-        name: getattr(instance, name)
-        for name in ("setup_method", "teardown_method")
-        if hasattr(instance, name)
-    }
-    between(functools.partial(around, hooks, function=method), "method", tests[place])
+    hooks = getattr(instance, "setup_method", None), getattr(instance, "teardown_method", None)
+    between(hooks, method, tests[place])
 
 
-def between(around_it: Callable[..., None], noun: str, test: Callable[[], object]) -> None:
-    around_it(f"setup_{noun}")
+def between(hooks: tuple[Any, Any], function: Any, test: Callable[[], object]) -> None:
+    call_hook(hooks[0], function)
     try:
         test()
     finally:
-        around_it(f"teardown_{noun}")
+        call_hook(hooks[1], function)
 
 
-def around(names: Any, name: str, function: Any = None, bound: Any = None) -> None:
+def call_hook(hook: Any, tested: Any) -> None:
     """Call what pytest calls before and after tests, with or without the argument that it may take."""
-    hook = bound or names.get(name)
-    if not inspect.isroutine(hook):
-        return
-    takes = len(inspect.signature(hook).parameters)
-    finish(hook(*[function][:takes]))
+    if inspect.isroutine(hook):
+        takes = len(inspect.signature(hook).parameters)
+        finish(hook(*[tested][:takes]))
 
 
 class Fixtures(NamedTuple):
@@ -185,40 +172,35 @@ class Fixtures(NamedTuple):
                 waiting += [] if known is None else parameters_of(known.function)
         return found
 
-    def value(self, name: str, values: dict[str, Any], chosen: dict[str, Any], ends: list[Any]) -> Any:
+    def value(self, name: str, values: dict[str, Any], chosen: dict[str, Any], ends: ExitStack) -> Any:
         """The value of a fixture in one test, whose ``values`` are those that are there already."""
-        if name in values:
-            return values[name]
         known = self.known.get(name)
+        store = values if known is None or known.scope == "function" else self.kept
+        if name in values or name in store:
+            return values[name] if name in values else store[name]
         if name == "request":
-            return types.SimpleNamespace(addfinalizer=lambda end: ends.append(end), param=None)
+            return types.SimpleNamespace(addfinalizer=ends.callback, param=None)
+        if known is None and name not in OWN_FIXTURES:
+            raise UnplayableError(f"they take the fixture {name!r}, which they do not define")
         if known is None:
-            if name not in OWN_FIXTURES:
-                raise UnplayableError(f"they take the fixture {name!r}, which they do not define")
-            values[name] = OWN_FIXTURES[name](ends)
-            return values[name]
-        if known.scope != "function" and name in self.kept:
-            return self.kept[name]
-        given = {each: self.value(each, values, chosen, ends) for each in parameters_of(known.function)}
-        if "request" in given:
-            given["request"].param = chosen.get(name)
-        values[name] = entered(known.function(**given), ends if known.scope == "function" else [])
-        if known.scope != "function":
-            self.kept[name] = values[name]
-        return values[name]
+            store[name] = OWN_FIXTURES[name](ends)
+        else:
+            given = {each: self.value(each, values, chosen, ends) for each in parameters_of(known.function)}
+            if "request" in given:
+                given["request"].param = chosen.get(name)
+            store[name] = entered(known.function(**given), ends if store is values else ExitStack())
+        return store[name]
 
 
-def entered(made: Any, ends: list[Any]) -> Any:
+def entered(made: Any, ends: ExitStack) -> Any:
     """Return what a fixture returns or yields; ``ends`` has what is to be done after the test."""
-    import asyncio
-
-    if inspect.iscoroutine(made):
-        return asyncio.run(made)
     if inspect.isgenerator(made):
-        ends.append(lambda: next(made, None))
+        ends.callback(lambda: next(made, None))
         return next(made)
-    if inspect.isasyncgen(made):
-        return asyncio.run(anext(made))
+    if inspect.iscoroutine(made) or inspect.isasyncgen(made):
+        import asyncio
+
+        return asyncio.run(made if inspect.iscoroutine(made) else anext(made))
     return made
 
 
@@ -245,7 +227,7 @@ def with_arguments(test: Any, marked: list[Any], fixtures: Fixtures) -> Iterator
     names += [name for mark in marks if mark.name == "usefixtures" for name in mark.args]
     names += [name for name, each in fixtures.known.items() if each.autouse]
     needed = [name for name in fixtures.needed(names) if name not in given]
-    several = {name: fixtures.known[name].params or [] for name in needed if name in fixtures.known}
+    several = {name: fixtures.known[name].params for name in needed if name in fixtures.known}
     choices = [[{name: value} for value in values] for name, values in several.items() if values]
     for chosen in itertools.product(*choices):
         for row in itertools.product(*rows):
@@ -263,23 +245,12 @@ def play(
     test: Any, keywords: dict[str, Any], params: dict[str, Any], needed: list[str], fixtures: Fixtures
 ) -> None:
     """Play a test with its fixtures, and end these."""
-    ends: list[Any] = []
-    values: dict[str, Any] = dict(keywords)
-    try:
+    values = dict(keywords)
+    with ExitStack() as ends:
         for name in needed:
             fixtures.value(name, values, params, ends)
-        takes = parameters_of(test)
-        finish(
-            test(
-                **keywords,
-                **{
-                    name: fixtures.value(name, values, params, ends) for name in takes if name not in keywords
-                },
-            )
-        )
-    finally:
-        for end in reversed(ends):
-            end()
+        takes = [name for name in parameters_of(test) if name not in keywords]
+        finish(test(**keywords, **{name: fixtures.value(name, values, params, ends) for name in takes}))
 
 
 def arguments(
@@ -307,12 +278,10 @@ class CaptureResult(NamedTuple):
 class Captured:
     """``capsys``: what tests and the solution print."""
 
-    def __init__(self, ends: list[Any]) -> None:
-        before = sys.stdout, sys.stderr
+    def __init__(self, ends: ExitStack) -> None:
         self.streams = io.StringIO(), io.StringIO()
-        sys.stdout, sys.stderr = self.streams
-        ends.append(lambda: setattr(sys, "stdout", before[0]))
-        ends.append(lambda: setattr(sys, "stderr", before[1]))
+        ends.enter_context(redirect_stdout(self.streams[0]))
+        ends.enter_context(redirect_stderr(self.streams[1]))
 
     def readouterr(self) -> CaptureResult:
         result = CaptureResult(*(stream.getvalue() for stream in self.streams))
@@ -322,15 +291,13 @@ class Captured:
         return result
 
 
-def _monkeypatch(ends: list[Any]) -> Any:
+def _monkeypatch(ends: ExitStack) -> Any:
     import pytest
 
-    patch = pytest.MonkeyPatch()
-    ends.append(patch.undo)
-    return patch
+    return ends.enter_context(pytest.MonkeyPatch.context())
 
 
-OWN_FIXTURES: dict[str, Callable[[list[Any]], Any]] = {
+OWN_FIXTURES: dict[str, Callable[[ExitStack], Any]] = {
     "capsys": Captured,
     "capfd": Captured,
     "monkeypatch": _monkeypatch,

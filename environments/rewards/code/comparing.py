@@ -15,7 +15,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 
 def same_output(got: str, expected: str) -> bool:
     """Compare line by line, without trailing blanks and empty lines; numbers with a tolerance."""
-    return _same_lines(_lines(got), _lines(expected))
+    ours, theirs = _lines(got), _lines(expected)
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
 def same_value(got: Any, expected: Any) -> bool:
@@ -44,10 +45,6 @@ def same_result(text: str, expected: Any) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _same_lines(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(map(_same_line, got, expected))
 
 
 def _same_line(got: str, expected: str) -> bool:

@@ -42,6 +42,8 @@ PASSED = "passed"
 UNPLAYABLE = "unplayable: "
 MAX_ERROR_BYTES = 2000
 KEPT_ERROR_BYTES = 32 << 10
+Files = tuple[int, int, int]
+"""The descriptors of a test's input, result and errors."""
 
 
 class TailFile(io.FileIO):
@@ -110,11 +112,7 @@ def wait(pid: int, seconds: float) -> str | None:
 
 
 def play(
-    solution: str,
-    test: dict[str, Any],
-    files: tuple[int, int, int],
-    prelude: dict[str, Any],
-    absent: set[str],
+    solution: str, test: dict[str, Any], files: Files, prelude: dict[str, Any], absent: set[str]
 ) -> None:
     """Play one test in this fork; an exception of the solution or of the tests goes through.
 
@@ -167,7 +165,7 @@ def read_input(test: dict[str, Any]) -> str:
     return text
 
 
-def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "") -> None:
+def redirect(files: Files, test: dict[str, Any], given: str = "") -> None:
     """Give this fork standard streams and an output limit of its own, and close the file of the plan."""
     inputs, result, errors = files
     if test["kind"] == "stdin":

@@ -77,9 +77,8 @@ def _helpers(usage: Usage, prompt: str) -> str:
     if not needed:
         return ""
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return "\n".join(
-        map(ast.unparse, [*imports, *(node for name, node in defined.items() if name in needed)])
-    )
+    nodes = [*imports, *(node for name, node in defined.items() if name in needed)]
+    return "\n".join(map(ast.unparse, nodes))
 
 
 def _tests(usage: Usage) -> Iterator[Any]:
@@ -150,10 +149,8 @@ def _patches(usage: Usage) -> Iterator[str]:
         ends = {each.id for each in node.args if isinstance(each, ast.Name)} & _ENDS
         if last in ("raises", "assertRaises", "assertRaisesRegex") and ends:
             yield f"{called}({', '.join(sorted(ends))}) lets the solution end its process, another one"
-        if (
-            last in ("getsource", "getsourcelines")
-            and root_of(first) in usage.unknown | usage.meant | usage.aliases
-        ):
+        of_solution = root_of(first) in usage.unknown | usage.meant | usage.aliases
+        if last in ("getsource", "getsourcelines") and of_solution:
             yield f"{called}() reads the source of the solution, which is in another process"
         if called in ("monkeypatch.setenv", "monkeypatch.delenv", "monkeypatch.chdir", "os.chdir"):
             yield f"{called} changes {_ELSEWHERE}"

@@ -49,14 +49,10 @@ class OwnObjects:
             self._keep(value, self._next, key)
             self._next += 2
         number = self._numbers[id(value)]
-        self.send(number)
-        return ["own", number, key]
-
-    def send(self, number: int) -> None:
-        """Send the state of this object with the next message."""
-        if number not in self._sent:
+        if number not in self._sent:  # its state goes with the next message
             self._sent.add(number)
             self._waiting.append(number)
+        return ["own", number, key]
 
     def states(self, pack: Callable[[Any], Any]) -> list[Any]:
         """The states of the objects that a message speaks of, and of those that have changed."""
@@ -92,9 +88,8 @@ class OwnObjects:
             self._last[number] = packed
             state = rebuild(packed)
             if self._is_of_tests:
-                check_state(
-                    {name: item for name, item in state.items() if getattr(value, name, None) is not item}
-                )
+                changed = [name for name, item in state.items() if getattr(value, name, None) is not item]
+                check_state({name: state[name] for name in changed})
             for name in state:
                 # One that shadows a method would be called in its place.
                 if name.startswith("__") or callable(getattr(type(value), name, None)):
@@ -121,7 +116,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 def become(before: Any, after: Any) -> Any:
     """Change a container to what the other end has made of it; return what is in its place."""
-    if type(before) is not type(after):
+    if before is after or type(before) is not type(after):
         return after
     if isinstance(before, list):
         before[:] = [*map(become, before, after), *after[len(before) :]][: len(after)]

@@ -1,4 +1,4 @@
-"""The solution's end of the pipe: answers the requests of the tests. Part of ``driver``, see ``remote``."""
+"""The solution's end of the pipe: answers the requests of ``rpc_client``. Part of ``driver``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from typing import IO, Any
 from environments.rewards.code.own_objects import OwnObjects, become
 from environments.rewards.code.values import PLAIN, base_values, packed, rebuilt
 
-NAMES = "__names__"
-DEFINE = "__define__"
-BASE_VALUE = "(base value)"  # no attribute, but requested like one
 INPUT, LINE_OF_INPUT = 0, 1  # what the tests lend to every solution
 MAX_PRINTED = 16 << 20
 
@@ -34,35 +31,35 @@ class Program:
     """The solution, whose names ``load`` returns: answers requests until the tests hang up.
 
     A request is ``[object, attribute, arguments, keywords, changes, states]``: look an attribute up, and call
-    it where there are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1
-    has the ``OPERATORS``. ``changes`` are those of the tests in containers that they have a copy of. A reply
-    is ``["returned", value, afterwards, states, printed]``, where ``afterwards`` has the arguments if they
-    have changed, or the number of an attribute that is a container; or ``["argument", place, ...]`` where the
-    value is one of the arguments; or ``["raised", error, ...]``. Before it may come ``["lent", [number, what,
-    arguments, keywords], ...]``, a request for something that the tests have lent, with a reply of its own.
-    ``states`` are those of the tests' own objects. All are lines of JSON, of ``packed`` values.
+    it where there are arguments. Object 0 has the names as attributes, once object 1, which has the
+    ``OPERATORS``, has loaded them. ``changes`` are those of the tests in containers that they have a copy of.
+    A reply is ``["returned", value, afterwards, states, printed]``, where ``afterwards`` has the arguments if
+    they have changed, or the number of an attribute that is a container; or ``["argument", place, ...]``
+    where the value is one of the arguments; or ``["raised", error, ...]``. Before it may come ``["lent",
+    [number, what, arguments, keywords], ...]``, a request for something that the tests have lent, with a
+    reply of its own. ``states`` are those of the tests' own objects. All are lines of JSON, of ``packed``
+    values.
     """
 
     def __init__(
-        self,
-        load: Callable[[dict[str, Any]], dict[str, Any]],
-        requests: BufferedReader,
-        replies: IO[bytes],
+        self, load: Callable[[dict[str, Any]], dict[str, Any]], requests: BufferedReader, replies: IO[bytes]
     ) -> None:
         self.load, self.requests, self.replies = load, requests, replies
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
         self.own = OwnObjects(1)
-        self.shared: list[
-            Any
-        ] = []  # containers that the tests have a copy of, in which they may change something
+        self.shared: list[Any] = []  # containers that the tests have a copy of, and may change
         self.borrowed: dict[int, Any] = {}
-        self.names: dict[str, Any] = {}
         self.turn = threading.RLock()
         self.printed = [Printed(), Printed()]
         self.runner: Any = None
         self.pack = functools.partial(packed, register=self._register)
         self.rebuild = functools.partial(rebuilt, find=self._find)
+        self.names = types.SimpleNamespace()
+        operators = types.SimpleNamespace(**OPERATORS, load=self._load, define=self._define, wait=self._wait)
+        operators.anext = lambda iterator: self._wait(anext(iterator))
+        for value in (self.names, operators):
+            self._register(value)
 
     def serve(self) -> None:
         sys.stdout, sys.stderr = self.printed
@@ -78,17 +75,14 @@ class Program:
             self.own.restore(states, self.rebuild)
             for place, change in changes:
                 become(self.shared[place], self.rebuild(change))
-            if not self.objects:
-                self._start(self.rebuild(packed_arguments)[0])
-                return "returned", self.pack(list(self.names)), None
-            given = None if packed_arguments is None else self.rebuild(packed_arguments)
-            keywords = self.rebuild(packed_keywords)
-            value = self._answer(number, attribute, given, keywords)
-            if given is None:
+            value = getattr(self.objects[number], attribute)
+            if packed_arguments is None:
                 if type(value) in (list, dict, set):
                     self.shared.append(value)
                     return "returned", self.pack(value), len(self.shared) - 1
                 return "returned", self.pack(value), None
+            given, keywords = self.rebuild(packed_arguments), self.rebuild(packed_keywords)
+            value = value(*given, **keywords)
             after = [self.pack(given), self.pack(keywords)]
             afterwards = None if after == [packed_arguments, packed_keywords] else after
             places = [place for place, each in enumerate([*given, *keywords.values()]) if each is value]
@@ -98,8 +92,8 @@ class Program:
         except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
             return "raised", self.pack(error), afterwards
 
-    def _start(self, definitions: list[Any]) -> None:
-        """Load the solution, which finds the classes that the tests define for themselves."""
+    def _load(self, definitions: list[Any]) -> list[str]:
+        """Load the solution, which finds the classes that the tests define for themselves; list its names."""
         known: dict[str, Any] = {"__name__": "tests"}
         sys.modules["tests"] = types.ModuleType("tests")
         for key, name, source in definitions:
@@ -109,19 +103,8 @@ class Program:
                 continue
             self.own.classes[key] = known[name]
         ours = {name: known[name] for _, name, _ in definitions if name in known}
-        self.names = self.load(ours)
-        self._register(types.SimpleNamespace(**self.names))
-        self._register(OPERATORS)
-
-    def _answer(self, number: int, attribute: str, given: Any, keywords: dict[str, Any]) -> Any:
-        if attribute == BASE_VALUE:
-            return base_values(self.objects[number])
-        if number == 0 and attribute == DEFINE:
-            return self._define(*given)
-        if number == 1 and attribute in ("await", "anext"):
-            return self._run(given[0] if attribute == "await" else type(given[0]).__anext__(given[0]))
-        value = getattr(self.objects[number], attribute)
-        return value if given is None else value(*given, **keywords)
+        vars(self.names).update(self.load(ours))
+        return list(vars(self.names))
 
     def _define(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
         """Make a class of the tests here. One that ``inherits`` from the solution's is seen as those are."""
@@ -133,7 +116,7 @@ class Program:
             self.own.classes[key] = names[name]
         return self.own.classes[key]
 
-    def _run(self, awaitable: Any) -> Any:
+    def _wait(self, awaitable: Any) -> Any:
         if self.runner is None:
             import asyncio  # few programs need it, and it takes long
 
@@ -258,11 +241,8 @@ def _async_function(use: Callable[..., Any], name: str) -> Any:
     return lent
 
 
-def _coroutine(use: Callable[..., Any], name: str) -> Any:
-    async def lent() -> Any:
-        return use("await")
-
-    return lent()
+async def _coroutine(use: Callable[..., Any], name: str) -> Any:
+    return use("await")
 
 
 def _iterator(use: Callable[..., Any], name: str) -> Iterator[Any]:
@@ -314,12 +294,15 @@ _PROXIES: dict[str, Callable[..., Any]] = {
 
 # -- operators -------------------------------------------------------------------------------------------
 
+
+def _functions(module: types.ModuleType, names: str) -> dict[str, Callable[..., Any]]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
 # Those that ask an object for something of its own,
-UNARY: dict[str, Callable[..., Any]] = {
-    **{name: getattr(builtins, name) for name in ("bool", "complex", "float", "hash", "int", "iter", "len")},
-    **{name: getattr(builtins, name) for name in ("next", "repr", "reversed", "round", "str", "format")},
-    **{name: getattr(operator, name) for name in ("abs", "index", "invert", "neg", "pos")},
-    **{name: getattr(operator, name) for name in ("delitem", "getitem", "setitem")},
+UNARY = {
+    **_functions(builtins, "bool complex float format hash int iter len next repr reversed round str"),
+    **_functions(operator, "abs delitem getitem index invert neg pos setitem"),
 }
 # those that stand between two operands,
 ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
@@ -343,35 +326,26 @@ def _seed(*arguments: Any) -> None:
 
 LIBRARY: dict[str, Callable[..., Any]] = {
     "seed": _seed,
-    **{name: getattr(copy, name) for name in ("copy", "deepcopy")},
-    **{
-        name: getattr(dataclasses, name)
-        for name in ("asdict", "astuple", "fields", "is_dataclass", "replace")
-    },
-    **{
-        name: getattr(inspect, name)
-        for name in dir(inspect)
-        if name.startswith("is") or name in ("signature", "getdoc", "getmembers", "getmro")
-    },
-    **{name: getattr(builtins, name) for name in ("callable", "dir", "type", "vars")},
-    "get_type_hints": typing.get_type_hints,
-    **{name: getattr(pickle, name) for name in ("dumps", "loads")},
+    **_functions(copy, "copy deepcopy"),
+    **_functions(dataclasses, "asdict astuple fields is_dataclass replace"),
+    **_functions(inspect, " ".join(name for name in dir(inspect) if name.startswith("is"))),
+    **_functions(inspect, "signature getdoc getmembers getmro"),
+    **_functions(builtins, "callable dir type vars"),
+    **_functions(typing, "get_type_hints"),
+    **_functions(pickle, "dumps loads"),
 }
 """Functions of libraries that need the object itself, and no proxy."""
 
-OPERATORS = types.SimpleNamespace(
+OPERATORS: dict[str, Callable[..., Any]] = {
     **UNARY,
     **{name: getattr(operator, f"__{name}__") for name in (*ARITHMETIC, *LOGIC, *COMPARISONS)},
     # and the statements that use an object.
-    library=lambda name, *arguments, **keywords: LIBRARY[name](*arguments, **keywords),
-    contains=operator.contains,
-    isinstance=isinstance,
-    issubclass=issubclass,
-    setattr=setattr,
-    delattr=delattr,
-    enter=lambda manager: type(manager).__enter__(manager),
-    exit=_exit,
-    aenter=lambda manager: type(manager).__aenter__(manager),
-    aexit=_aexit,
-    aiter=aiter,
-)
+    "library": lambda name, *arguments, **keywords: LIBRARY[name](*arguments, **keywords),
+    "contains": operator.contains,
+    "base_values": base_values,
+    "enter": lambda manager: type(manager).__enter__(manager),
+    "exit": _exit,
+    "aenter": lambda manager: type(manager).__aenter__(manager),
+    "aexit": _aexit,
+    **_functions(builtins, "isinstance issubclass setattr delattr aiter"),
+}

@@ -7,7 +7,6 @@ import base64
 import binascii
 import pickletools
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -64,22 +63,17 @@ def read_tests(task_info: dict[str, Any]) -> list[CodeTest]:
         raise DatasetError(
             f"The task has no tests in 'tests' or 'ground_truth' (its keys: {keys}): add some as {_SHAPES}."
         )
-    prompt = task_info.get("prompt")
-    return [_with_checker(_playable(test, prompt), task_info.get("checker")) for test in tests]
+    return [_completed(test, task_info.get("prompt"), task_info.get("checker")) for test in tests]
 
 
-def _playable(test: CodeTest, prompt: Any) -> CodeTest:
-    if test.kind != "assert":
-        return test
-    return replace(test, input=playable_tests(test.input, test.function, prompt))
-
-
-def _with_checker(test: CodeTest, checker: Any) -> CodeTest:
-    """The test with the task's checker.
+def _completed(test: CodeTest, prompt: Any, checker: Any) -> CodeTest:
+    """The test with the helpers that the task's prompt has, or with the task's checker.
 
     Raises:
-        DatasetError: it is no source that defines ``check``, or the test compares for itself.
+        DatasetError: it cannot be played, or the checker is no source that defines ``check``.
     """
+    if test.kind == "assert":
+        test = replace(test, input=playable_tests(test.input, test.function, prompt))
     if not checker:
         return test
     if test.kind == "assert":
@@ -89,9 +83,7 @@ def _with_checker(test: CodeTest, checker: Any) -> CodeTest:
     try:
         defined = [node.name for node in parse_module(checker).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, TypeError) as error:
-        raise DatasetError(
-            f"The checker {clip(repr(checker), 100)} is no Python: {error}. Correct it."
-        ) from error
+        raise DatasetError(f"The checker {clip(repr(checker), 100)} is no Python: {error}.") from error
     if "check" not in defined:
         raise DatasetError("The checker defines no function check(input, output, expected). Add it.")
     return replace(test, checker=checker)
@@ -149,9 +141,7 @@ def _cases(given: dict[str, Any], function: str | None, in_list: bool) -> list[C
     columns = isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)
     if called:
         columns = columns and not in_list and all(isinstance(each, list | dict) for each in inputs)
-    pairs: Sequence[tuple[Any, Any]] = (
-        list(zip(inputs, outputs, strict=True)) if columns else [(inputs, outputs)]
-    )
+    pairs = list(zip(inputs, outputs, strict=True)) if columns else [(inputs, outputs)]
     public = not given.get("private", False)
     return [replace(_pair(called, *each, function), public=public) for each in pairs]
 
@@ -185,7 +175,7 @@ def _json(text: Any) -> Any:
         return read_json(text) if isinstance(text, str) else text
     except ValueError as error:
         raise DatasetError(
-            f"A functional test holds {clip(text, 100)!r}, which is no JSON: {error}."
+            f"A functional test has {clip(text, 100)!r}, which is no JSON: {error}."
         ) from error
 
 

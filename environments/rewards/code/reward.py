@@ -20,7 +20,7 @@ from environments.rewards.code.comparing import same_output, same_result, same_v
 from environments.rewards.code.forms import parsed_tests
 from environments.rewards.code.large_json import read_json, write_json
 from environments.rewards.code.reading import CodeTest, read_tests
-from environments.sandbox.base import Sandbox, SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
+from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 from environments.thoughts import split_thought
 
 __all__ = ["CodeTest", "Failure", "code_reward_fn", "read_tests", "run_tests", "same_output", "same_value"]
@@ -36,7 +36,7 @@ PASSED, UNPLAYABLE = "passed", "unplayable: "
 """Texts that ``driver`` writes in the place of the result of assertions."""
 
 _PROGRAM = (
-    *("values", "own_objects", "program", "remote", "execution", "rpc_client"),
+    *("values", "own_objects", "program", "execution", "rpc_client"),
     *("usage", "script", "collection", "assertions", "driver"),
 )
 """The modules of this folder that run in the sandbox, in the order in which they import one another."""
@@ -147,7 +147,16 @@ def run_tests(
         missing = {"text": "", "error": _missing(result, total_seconds)}
         replies += [missing] * (len(tests) - len(replies))
     failures = [_judge(test, **reply) for test, reply in zip(tests, replies, strict=True)]
-    return _checked(tests, [reply["text"] for reply in replies], failures, box, limits)
+    has_checker = [place for place, test in enumerate(tests) if test.checker is not None]
+    places = [place for place in has_checker if failures[place] is None]
+    if places:  # the task's checker judges what has not failed before
+        cases = [_case(tests[place], replies[place]["text"]) for place in places]
+        verdicts = check(box, str(tests[places[0]].checker), cases, limits)
+        for place, verdict in zip(places, verdicts, strict=True):
+            if verdict is not None:
+                failure = _failure(tests[place], replies[place]["text"], None)
+                failures[place] = replace(failure, error=verdict)
+    return failures
 
 
 @functools.cache
@@ -245,28 +254,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _checked(
-    tests: Sequence[CodeTest],
-    texts: Sequence[str],
-    failures: list[Failure | None],
-    sandbox: Sandbox,
-    limits: SandboxLimits,
-) -> list[Failure | None]:
-    """The failures, with those that the task's checker has found in what did not fail before."""
-    waiting = [
-        place for place, test in enumerate(tests) if test.checker is not None and failures[place] is None
-    ]
-    if not waiting:
-        return failures
-    cases = [_case(tests[place], texts[place]) for place in waiting]
-    verdicts = check(sandbox, str(tests[waiting[0]].checker), cases, limits)
-    for place, verdict in zip(waiting, verdicts, strict=True):
-        if verdict is not None:
-            failures[place] = replace(_failure(tests[place], texts[place], None), error=verdict)
-    return failures
-
-
 def _case(test: CodeTest, text: str) -> Case:
     if test.kind == "stdin":
-        return Case(test.input, text, test.expected)
-    return Case(read_json(test.input), read_json(text), test.expected)
+        return test.input, text, test.expected
+    return read_json(test.input), read_json(text), test.expected

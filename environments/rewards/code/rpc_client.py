@@ -1,4 +1,4 @@
-"""The tests\' end of the pipe to the solution, which runs in another process and is not trusted.
+"""The tests' end of the pipe to the solution, which runs in another process and is not trusted.
 
 Part of ``driver``, and so of a program in the sandbox: the standard library is all that there is.
 """
@@ -12,19 +12,28 @@ import json
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from typing import IO, Any
 
 from environments.rewards.code.execution import TESTS
 from environments.rewards.code.own_objects import OwnObjects, become
-from environments.rewards.code.program import BASE_VALUE, DEFINE, NAMES
-from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
-from environments.rewards.code.values import packed, rebuilt
+from environments.rewards.code.program import ARITHMETIC, COMPARISONS, LOGIC, OPERATORS, UNARY
+from environments.rewards.code.values import BASE_VALUES, VALUE_NAMES, packed, rebuilt
 
 _thread = threading.local()
 MOST_SHARED = 16  # containers that are looked at before each request, since tests may have changed them
 ITERATION = {"next", "__next__", "anext"}
+OPERATORS_NUMBER = 1
+# Attributes with two underscores that tests may read. By others, libraries let an object say where its memory
+# is (numpy's __array_interface__), or what its copy is.
+READABLE = {
+    *("__name__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__members__", "__wrapped__"),
+    *("__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"),
+}
+MARKS = ("made_", "makes_", "combined_", "named_")
+NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round"}
 
 
 class UnplayableError(BaseException):
@@ -59,7 +68,7 @@ class RpcClient:
 
     def load(self, definitions: list[Any]) -> list[str]:
         """Load the solution, with classes of the tests, and return the names that it defines."""
-        names = self.request(0, NAMES, (definitions,))
+        names = self.request(OPERATORS_NUMBER, "load", (definitions,))
         self.num_requests = 0
         return list(map(str, names))
 
@@ -67,30 +76,21 @@ class RpcClient:
         self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
     ) -> Any:
         """Read an attribute of an object of the solution, and call it where ``given`` are arguments."""
-        self.num_requests += attribute != BASE_VALUE
+        self.num_requests += attribute != "base_values"
         with nullcontext() if hasattr(_thread, "inside") else self._turn:
-            return self._answer(number, attribute, given, keywords)
-
-    def _answer(
-        self, number: int, attribute: str, given: tuple[Any, ...] | None, keywords: dict[str, Any]
-    ) -> Any:
-        arguments, named = self._pack(given), self._pack(keywords)
-        self._send([number, attribute, arguments, named, self._changes()])
-        while True:
-            kind, content, afterwards, states, printed = self._receive()
-            for stream, text in zip((sys.stdout, sys.stderr), printed, strict=True):
-                if text:
-                    stream.write(str(text))
-            if kind == "lent":
-                self._lend(states, *content)
-                continue
-            self._restore(states)
+            arguments, named = self._pack(given), self._pack(keywords)
+            self._send([number, attribute, arguments, named, self._changes()])
+            while (reply := self._receive())[0] == "lent":
+                self._lend(reply[3], *reply[1])
+            kind, content, afterwards, states, _ = reply
+            self.own.restore(states, self._value)
             value = content if kind == "argument" else self._value(content)
             if kind == "returned" and given is None and afterwards is not None:
                 self._shared[int(afterwards)] = value, self._pack(value)
             elif afterwards is not None:
                 args, named_args = map(self._value, afterwards)
-                for before, after in [*zip(given or (), args, strict=True), *_pairs(keywords, named_args)]:
+                pairs = zip(given or (), args, strict=True)
+                for before, after in [*pairs, *((keywords[name], named_args[name]) for name in keywords)]:
                     become(before, after)  # so that a function that sorts in place passes its test
             if kind == "argument":
                 return [*(given or ()), *keywords.values()][value]
@@ -116,7 +116,7 @@ class RpcClient:
             UnplayableError: it needs more than itself. A solution that does not take it has failed.
         """
         try:
-            return self.request(0, DEFINE, (key, name, source, inherits, free))
+            return self.request(OPERATORS_NUMBER, "define", (key, name, source, inherits, free))
         except Exception:
             if not inherits:
                 try:
@@ -140,10 +140,10 @@ class RpcClient:
         message = json.loads(line)
         if type(message) is not list or len(message) != 5:
             raise TypeError("the solution has sent no reply")
+        for stream, text in zip((sys.stdout, sys.stderr), message[-1], strict=True):
+            if text:
+                stream.write(str(text))
         return message
-
-    def _restore(self, states: Any) -> None:
-        self.own.restore(states, self._value)
 
     def _value(self, data: Any) -> Any:
         return rebuilt(data, self._find, self.takes_nan)
@@ -208,7 +208,7 @@ class RpcClient:
     def _lend(self, states: Any, number: int, what: str, arguments: Any, keywords: Any) -> None:
         """Do with what is lent to the solution what it asks for."""
         try:
-            self._restore(states)
+            self.own.restore(states, self._value)
             result = self._used(self._lent[number], what, self._value(arguments), self._value(keywords))
             message = ["returned", self._pack(result)]
         except Exception as error:  # noqa: BLE001 - the solution may expect it
@@ -264,37 +264,259 @@ async def _next_of(iterator: Any) -> list[Any]:
 def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine of the tests to its end, while others of theirs wait."""
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
-    outcomes: list[tuple[bool, Any]] = []
-
-    def run() -> None:
+    def run() -> Any:
         _thread.inside = True  # whoever has its turn waits for this
-        try:
-            outcomes.append((True, asyncio.run(coroutine)))
-        except Exception as error:  # noqa: BLE001 - raised again below
-            outcomes.append((False, error))
+        return asyncio.run(coroutine)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    returned, value = outcomes[0]
-    if not returned:
-        raise value
-    return value
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
-def _pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterable[tuple[Any, Any]]:
-    return [(before[name], after[name]) for name in before]
+# -- objects of the solution, as the tests see them --------------------------------------------------------
+
+
+class Remote:
+    """An object of the solution, seen from the tests. Its own methods and operators run where it is.
+
+    What is no plain value judges nothing: an object whose difference from anything is 0 would pass every
+    test. So there are two kinds. Of ``made_`` ones the tests themselves say that they are objects: they made
+    it from a class, as ``Stack()``, or use attributes of it that no built-in type has. Its methods and
+    operators are what they test. Any other is the result of a function, where they expect a value. It has
+    attributes, and can be iterated; beside a value of the tests it counts as the value of the built-in type
+    that its class derives from, or as none. An operator between two objects asks the solution, for an object.
+
+    ``makes_``: the tests name it as a class that makes objects. ``combined_``: it is what an operator has
+    made of such objects, so it has all of their operators too, but none says something of the tests' values.
+    ``named_``: the tests know it by its name.
+    """
+
+    __slots__ = (*MARKS, "bases_", "client_", "generator_", "items_", "number_", "source_")
+
+    def __init__(self, client: RpcClient, number: int, generator: bool = False, bases: Any = ()) -> None:
+        state = {"client_": client, "number_": number, "generator_": generator, "bases_": _plain(bases)}
+        state |= dict.fromkeys(MARKS, False)
+        for name, value in {**state, "items_": [], "source_": None}.items():
+            object.__setattr__(self, name, value)
+
+    def mark_(self, name: str) -> Remote:
+        object.__setattr__(self, name, True)
+        return self
+
+    def base_values_(self) -> list[Any]:
+        """Return its value as one of a built-in type, or none. Only what the tests have made may change."""
+        if self.made_ and self.bases_:
+            return _plain(self.request_("base_values"))
+        return self.bases_
+
+    def is_object_(self) -> bool:
+        return bool(self.made_ or self.combined_)
+
+    def request_(self, name: str, *arguments: Any) -> Any:
+        return self.client_.request(OPERATORS_NUMBER, name, (self, *arguments))
+
+    # -- attributes ----------------------------------------------------------------------------------
+
+    @property
+    def __class__(self) -> Any:
+        if self.generator_:
+            return types.GeneratorType
+        return type(self.bases_[0]) if self.bases_ else Remote
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise TypeError("an object of the solution keeps its class")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in READABLE:
+            raise AttributeError(f"tests cannot use {name!r} of an object of the solution")
+        if name not in VALUE_NAMES or self.made_ or self.makes_:
+            return self.client_.request(self.number_, name)
+        for value in self.base_values_():
+            return getattr(value, name)
+        found = self.client_.request(self.number_, name) if self.named_ else self
+        if type(found) is Remote:  # else it is a plain attribute of a function, as its ``count`` of calls
+            raise AttributeError(f"the result of the solution is no value that has {name!r}")
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.request_("setattr", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.request_("delattr", name)
+
+    def __dir__(self) -> list[str]:
+        return [*self.client_.request(self.number_, "__dir__", ())]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        result = self.client_.request(self.number_, "__call__", arguments, **keywords)
+        return result.mark_("made_") if self.makes_ and type(result) is Remote else result
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return type(instance) is Remote and instance.request_("isinstance", self) is True
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return type(kind) is Remote and kind.request_("issubclass", self) is True
+
+    def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()  # a class that the tests derive from it is made where it is
+
+    # -- what it holds -------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.generator_:
+            return self
+        if self.made_:
+            return iter(self.request_("iter"))
+        for value in self.base_values_():
+            return iter(value)
+        return self.contents_()
+
+    def contents_(self) -> Iterator[Any]:
+        """Return what a result yields, the same each time."""
+        if self.source_ is None:
+            object.__setattr__(self, "source_", self.request_("iter"))
+        place = 0
+        while True:
+            if place == len(self.items_):
+                try:
+                    self.items_.append(next(self.source_))
+                except StopIteration:
+                    return
+            yield self.items_[place]
+            place += 1
+
+    def __next__(self) -> Any:
+        return self.request_("next")
+
+    def __len__(self) -> int:
+        if self.is_object_():
+            return int(self.request_("len"))
+        for value in self.base_values_():
+            return len(value)
+        length = self.request_("len")
+        if length != len([*self.contents_()]):
+            raise TypeError("the result of the solution has another length than what it yields")
+        return int(length)
+
+    def __bool__(self) -> bool:
+        if self.is_object_():
+            return self.request_("bool") is True
+        return all(self.base_values_())
+
+    def __contains__(self, item: object) -> bool:
+        if self.made_:
+            return self.request_("contains", item) is True
+        values = self.base_values_()
+        return item in values[0] if values else any(item is each or item == each for each in iter(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self.made_:
+            for value in self.base_values_():
+                return value[key]
+            if isinstance(key, int | slice) and not self.named_:
+                return [*self.contents_()][key]
+        return self.request_("getitem", key)
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Remote:
+            return self is other or self.request_("eq", other) is True
+        for value in self.base_values_():
+            return bool(value == other)
+        return self.made_ and self.request_("eq", other) is True
+
+    def __hash__(self) -> int:
+        for value in self.base_values_():
+            return hash(value)
+        return hash(self.request_("hash"))
+
+    def __format__(self, how: str) -> str:
+        for value in self.base_values_():
+            return format(value, how)
+        return str(self.request_("format", how) if self.made_ or not how else format(object(), how))
+
+    def __enter__(self) -> Any:
+        return self.made_too_(self.request_("enter"))
+
+    def made_too_(self, entered: Any) -> Any:
+        """The result of entering an object: one that the tests have made as well, if it is an object."""
+        return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> Any:
+        ends = self.request_("exit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.client_.is_verdict(error)
+
+    async def __aenter__(self) -> Any:
+        return self.made_too_(await self.request_("aenter"))
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> Any:
+        ends = await self.request_("aexit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.client_.is_verdict(error)
+
+    def __aiter__(self) -> Any:
+        return self.request_("aiter")
+
+    async def __anext__(self) -> Any:
+        return self.request_("anext")
+
+
+def _plain(values: Any) -> list[Any]:
+    """``values``, if they are one of a built-in type, else none: the solution's end may write anything."""
+    return values if type(values) is list and [type(each) in BASE_VALUES for each in values] == [True] else []
+
+
+def _unary(name: str) -> Callable[..., Any]:
+    own = UNARY[name]
+
+    def request(self: Remote, *arguments: Any) -> Any:
+        for value in self.base_values_():
+            return own(value, *arguments)
+        if name in NUMERIC and not self.is_object_():
+            raise TypeError(f"the result of the solution is no number: it has no {name!r}")
+        return self.request_(name, *arguments)
+
+    return request
+
+
+def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any]:
+    own = OPERATORS[name]
+
+    def operate(self: Remote, other: object) -> Any:
+        ours = self.base_values_()
+        theirs = other.base_values_() if type(other) is Remote else [other]
+        if ours and theirs:
+            return own(*theirs, *ours) if swapped else own(*ours, *theirs)
+        objects = self.is_object_() and (type(other) is not Remote or other.is_object_())
+        if type(other) is not Remote and not self.made_:
+            objects = False
+            if name in COMPARISONS:
+                return NotImplemented
+        result = self.client_.request(OPERATORS_NUMBER, name, (other, self) if swapped else (self, other))
+        if type(result) is Remote:
+            return result.mark_("combined_") if objects else result
+        if objects or name in COMPARISONS:
+            return result
+        raise TypeError(f"the result of the solution is no number: it has no {name!r}")
+
+    return operate
+
+
+for _name in UNARY.keys() - {"bool", "len", "iter", "next", "hash", "format", "getitem"}:
+    setattr(Remote, f"__{_name}__", _unary(_name))
+for _name in (*ARITHMETIC, *LOGIC, *COMPARISONS[1:]):
+    setattr(Remote, f"__{_name}__", _between(_name))
+for _name in (*ARITHMETIC, *LOGIC):
+    setattr(Remote, f"__r{_name}__", _between(_name, swapped=True))
 
 
 # -- objects that Python's own statements take ---------------------------------------------------------
 
 
-def _coroutine(remote: Remote) -> Any:
-    async def played() -> Any:
-        return remote.client_.request(OPERATORS_NUMBER, "await", (remote,))
-
-    return played()
+async def _coroutine(remote: Remote) -> Any:
+    return remote.request_("wait")
 
 
 def _async_function(remote: Remote) -> Any:
@@ -308,7 +530,7 @@ def _async_function(remote: Remote) -> Any:
 async def _async_generator(remote: Remote) -> AsyncIterator[Any]:
     while True:
         try:
-            item = remote.client_.request(OPERATORS_NUMBER, "anext", (remote,))
+            item = remote.request_("anext")
         except StopAsyncIteration:
             return
         yield item

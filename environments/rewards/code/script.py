@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from environments.rewards.code.program import LIBRARY
-from environments.rewards.code.usage import Function, Usage, last_name
+from environments.rewards.code.usage import Function, Usage, last_name, loads, stored_names
 
 
 class Script:
@@ -20,15 +20,12 @@ class Script:
     def __init__(self, source: str, usage: Usage) -> None:
         self.source = source
         self.usage = usage
-        self.tree = usage.tree
 
     @cached_property
     def classes(self) -> dict[str, tuple[str, str]]:
         """Names and sources of the classes that the tests define for themselves, by their keys."""
-        return {
-            key: (node.name, f"{self._imports}\n{ast.unparse(node)}")
-            for key, node in self.usage.own_classes.items()
-        }
+        own = self.usage.own_classes
+        return {key: (own[key].name, f"{self._imports}\n{ast.unparse(own[key])}") for key in own}
 
     @cached_property
     def _imports(self) -> str:
@@ -41,7 +38,7 @@ class Script:
     def definitions(self) -> list[Any]:
         """Key, name and source of the classes that a solution can know before it runs, as a ``ListNode``."""
         by_name: dict[str, ast.stmt] = {}
-        for node in self.tree.body:
+        for node in self.usage.tree.body:
             if isinstance(node, Function | ast.ClassDef):
                 by_name[node.name] = node
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -51,9 +48,8 @@ class Script:
             if by_name.get(node.name) is node and not self.usage.unknown & self.usage.meant & _loads(node):
                 needed = [node.name]
                 for name in needed:
-                    needed += [
-                        each for each in by_name if each in _loads(by_name[name]) and each not in needed
-                    ]
+                    used = _loads(by_name[name])
+                    needed += [each for each in by_name if each in used and each not in needed]
                 parts = [ast.unparse(each) for name, each in by_name.items() if name in needed]
                 found.append([key, node.name, "\n".join([self._imports, *parts])])
         return found
@@ -78,9 +74,8 @@ class _Playable(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         key = self.keys.get((node.lineno, node.col_offset))
-        free = sorted(
-            _loads(node) - _binds(node) - vars(builtins).keys() - self.usage.prelude - self.usage.modules
-        )
+        known = vars(builtins).keys() | self.usage.prelude | self.usage.modules
+        free = sorted(_loads(node) - stored_names(list(ast.walk(node))) - known)
         self.generic_visit(node)
         if key is not None:
             names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
@@ -104,7 +99,7 @@ class _Playable(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if node.attr == "__class__" and isinstance(node.ctx, ast.Load):
-            return _expression_of_type(node.value)
+            return _call("__library__", ast.Name("type", ast.Load()), ast.Constant("type"), node.value)
         return node
 
 
@@ -112,24 +107,9 @@ def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _expression_of_type(value: ast.expr) -> ast.expr:
-    arguments = [ast.Name("type", ast.Load()), ast.Constant("type"), value]
-    return ast.Call(ast.Name("__library__", ast.Load()), arguments, [])
-
-
-def _call(name: str, argument: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), [argument], [])
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
 
 
 def _loads(node: ast.AST) -> set[str]:
-    return {
-        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
-    }
-
-
-def _binds(node: ast.ClassDef) -> set[str]:
-    """The names that a class and its methods bind for themselves."""
-    nodes = list(ast.walk(node))
-    bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
-    bound |= {each.arg for each in nodes if isinstance(each, ast.arg)} | {node.name}
-    return bound | {each.name for each in nodes if isinstance(each, Function)}
+    return {each.id for each in loads(ast.walk(node))}

@@ -9,10 +9,11 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from environments.rewards.code.rpc_client import Remote
 from environments.rewards.code.values import VALUE_NAMES
 
 MODULES = {"np": "numpy", "pd": "pandas", "dt": "datetime", "mock": "unittest.mock"} | {
@@ -49,7 +50,7 @@ _STEPS = "next send throw __next__ GeneratorType Generator isgenerator islice It
 STEPS = set(_STEPS.split())
 NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Bound = ast.ExceptHandler | ast.MatchAs | ast.MatchStar
+Binding = Function | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 N = TypeVar("N", bound=ast.AST)
 
 
@@ -78,6 +79,17 @@ def last_name(node: ast.AST) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
+def loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
+    return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+
+
+def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names that ``nodes`` store, define, take as arguments or catch."""
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return stored | {node.name for node in nodes if isinstance(node, Binding) and node.name}
+
+
 def is_test_class(node: ast.ClassDef) -> bool:
     names = [ast.unparse(base) for base in node.bases]
     methods = [each.name for each in node.body if isinstance(each, Function)]
@@ -96,14 +108,9 @@ class Usage:
         self.function = function
         self.prelude = set(prelude)
         self.nodes = list(ast.walk(self.tree))
-        names = self.every(ast.Name)
-        self.loads = [node for node in names if isinstance(node.ctx, ast.Load)]
+        self.loads = loads(self.nodes)
         self.used = {node.id for node in self.loads}
-        self.stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        self.stored |= {node.name for node in self.nodes if isinstance(node, Function | ast.ClassDef)}
-        self.stored |= {node.arg for node in self.every(ast.arg)}
-        self.stored |= {node.name for node in self.nodes if isinstance(node, Bound) and node.name}
-        self.stored |= {"candidate"} if function else set()
+        self.stored = stored_names(self.nodes) | ({"candidate"} if function else set())
         whole = [each for node in self.every(ast.Import) for each in node.names]
         self.aliases = {each.asname or each.name for each in whole if each.name == "solution"}
         self.imported, parts = set[str](), list[ast.alias]()
@@ -206,14 +213,9 @@ class Usage:
 
     def reads(self, known: dict[str, Any]) -> bool:
         """Return whether tests read a plain value of the solution by its name."""
-        from environments.rewards.code.remote import Remote
-
-        plain = {
-            name
-            for name, value in known.items()
-            if type(value) is not Remote and (isinstance(value, type) or not callable(value))
-        }
-        return bool(plain & (self.used | self.meant) - self.libraries().keys())
+        names = (self.used | self.meant) & known.keys() - self.libraries().keys()
+        values = [known[name] for name in names if type(known[name]) is not Remote]
+        return any(isinstance(value, type) or not callable(value) for value in values)
 
     @property
     def asserted_lines(self) -> set[int]:
@@ -319,10 +321,8 @@ class Usage:
         seen: set[type[ast.AST]] = set()
         for node in self.nodes:
             if isinstance(node, ast.BinOp | ast.Compare):
-                sides = (
-                    [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
-                )
-                if all(map(is_one, sides[:2])):
+                other = node.right if isinstance(node, ast.BinOp) else node.comparators[0]
+                if is_one(node.left) and is_one(other):
                     return True
             if isinstance(node, ast.Compare) and is_one(node.comparators[0]):
                 seen.add(type(node.ops[0]))

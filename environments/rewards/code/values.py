@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-OWN_MODULES = ("solution", "tests", "__main__", "environments.rewards.code.remote")
+OWN_MODULES = ("solution", "tests", "__main__", "environments.rewards.code.rpc_client")
 PLAIN = (type(None), bool, int, float, str)
 MAX_JSON_INTEGER = 1 << 63  # JSON writes larger ones in decimal digits, which takes long
 NUMPY_TYPE = re.compile(r"[<>|=]([biufc]\d{1,2}|[SU]\d{1,6})")
@@ -295,7 +295,7 @@ class _OwnErrors(type):
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls.make_ is not None:
-            return cls.make_(arguments, keywords)
+            return cls.make_(arguments, **keywords)
         return super().__call__(*arguments, **keywords)
 
 
@@ -321,10 +321,8 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
         base = error_class(names[1:])
         methods = {"__str__": lambda self: vars(self).get("text_") or base.__str__(self)}
         kind: Any = _OwnErrors(names[0], (base,), methods)
-        _own_errors[names] = kind
-        return _own_errors[names]
-    known = vars(builtins).get(names[0]) if names else None
-    known = known or (_library_error(names[0]) if names else None)
+        return _own_errors.setdefault(names, kind)
+    known = vars(builtins).get(names[0]) or _library_error(names[0]) if names else None
     return known if isinstance(known, type) and issubclass(known, Exception) else RuntimeError
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from environments.tools.base import Tool, ToolOutput
-from environments.tools.mcp.address import ServerAddress
-from environments.tools.mcp.connection import connection
+from environments.tools.mcp.connection import ServerAddress, connection
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
@@ -56,11 +55,8 @@ class MCPTool(Tool):
         self._server = server
         self._definition = definition
 
-    @property
-    def json(self) -> dict[str, Any]:
-        schema = self._definition.input_schema
-        function = {"name": self.name, "description": self.description, "parameters": schema}
-        return {"type": "function", "function": function}
+    def _parameters(self) -> dict[str, Any]:
+        return self._definition.input_schema
 
     def forward(self, /, **arguments: Any) -> ToolOutput:
         """Have the server run the tool. A call that it rejects or does not answer in time is an error.

@@ -220,6 +220,7 @@ def number():
         "assert {point(): 1} == {(1, (2, 3)): 1} and point() != (1, (2, 4)) and point() != [1, (2, 3)]",
         "assert red() == [1] and red()[0].name == 'RED'",
         "assert row() == [1, 2] and row().total() == 3 and row() is not row()",
+        "made = Row([1, 2])\nassert made.total() == 3 and len(made) == 2 and list(made) == [1, 2]",
         "assert queue([1, 2, 3]) == deque([2, 3]) == queue(deque([2, 3]))",
         "from fractions import Fraction\nassert half() == {Fraction(1, 2)} and sum(half()) == 0.5",
         "assert data() == b'ab' == data() and data() == bytearray(b'ab')",
