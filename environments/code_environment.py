@@ -25,8 +25,6 @@ class CodeEnvironment(MultiTurnEnvironment):
     of your own has its own way to run programs, so only one of the two can be given.
     """
 
-    own_arguments = ("max_turns", "reward_fn", "max_tests", "sandbox")
-
     def __init__(
         self,
         task: Task | None = None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any, Self
+from typing import Any
 
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.types import STATE_KEY
 
 
-class GuessEnvironment(BaseEnv):
+class GuessEnvironment(WorldEnvironment):
     """Find a secret number; each guess is answered by ``Higher.``, ``Lower.`` or ``Invalid.``.
 
     The model's whole message has to be an integer; anything else uses up a guess too. Reward 1 for a hit
@@ -90,12 +90,6 @@ class GuessEnvironment(BaseEnv):
             else:
                 last = min(last, guess - 1)
         return {"possible_guesses": num_possible / len(self._guesses)}
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"secret", "low", "high", "max_guesses", "seed"})
-        return cls(**arguments)
 
 
 def _number(message: str) -> int | None:

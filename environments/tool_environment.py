@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 from environments.base import Task, TaskEnvironment, required_reward_fn
 from environments.errors import AgentError, ConfigError
@@ -41,14 +41,6 @@ class ToolEnvironment(TaskEnvironment):
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
     1 if the episode's answer is a success by the reward function: ``is_correct``, else a reward above 0.
     """
-
-    own_arguments: ClassVar[Collection[str]] = (
-        "tools",
-        "tool_map",
-        "reward_fn",
-        "max_steps",
-        "step_reward_fn",
-    )
 
     def __init__(
         self,
@@ -195,8 +187,6 @@ class MCPEnvironment(ToolEnvironment):
 
     The agent's side is ``ToolAgent`` with the same server in its ``tools``: both share one process of it.
     """
-
-    own_arguments = ("mcp_server_command", "mcp_server_args", "mcp_server_env", "reward_fn", "max_steps")
 
     def __init__(
         self,

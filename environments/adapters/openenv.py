@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from environments.adapters import foreign
 from environments.adapters.openenv_server import address_of, is_started, open_page
-from environments.base import BaseEnv, split_info
+from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardFunction, unjudged
@@ -58,9 +58,10 @@ class Episode:
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read the arguments, ``seed``, ``split`` and ``index`` as ``start``; ignore everything else."""
-        arguments, _ = split_info(info, {"server", "instructions", "timeout_seconds", "capacity_seconds"})
-        if "server" not in arguments:
+        if "server" not in info:
             raise ConfigError(f"The task has no 'server' (its keys: {', '.join(sorted(info))}): add one.")
+        known = ("server", "instructions", "timeout_seconds", "capacity_seconds")
+        arguments = {key: info[key] for key in known if key in info}
         return cls(start={key: info[key] for key in ("seed", "split", "index") if key in info}, **arguments)
 
     def begin(self) -> tuple[dict[str, str], dict[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from environments.adapters import foreign, unknown
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.thoughts import split_thought
@@ -25,7 +25,7 @@ _MAX_OPPONENT_MOVES = 100
 """Limit of moves in a row. A game that never gives the turn back would otherwise go on for ever."""
 
 
-class TextArenaEnvironment(BaseEnv):
+class TextArenaEnvironment(WorldEnvironment):
     """A game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
 
     The agent is ``player`` (0 begins). It sees the news since its last turn; the opponent is shown
@@ -46,7 +46,6 @@ class TextArenaEnvironment(BaseEnv):
     """
 
     wants_seed = True
-    own_arguments: ClassVar[Collection[str]] = ("env_id", "opponent", "player", "seed", "game_args")
 
     def __init__(
         self,
@@ -113,14 +112,6 @@ class TextArenaEnvironment(BaseEnv):
     def is_correct(self) -> bool | None:
         return self._is_won
 
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, cls.own_arguments)
-        if "env_id" not in arguments:
-            raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
-        return cls(**arguments)
-
     @staticmethod
     def is_multithread_safe() -> bool:
         return False
@@ -162,8 +153,6 @@ class TextArenaSelfPlay(TextArenaEnvironment):
     Its agent is a ``SeatsAgent``, which keeps apart what each player sees and earns. The players are named
     by their numbers. Nobody's win is a success; ``player_0_reward`` and so on are metrics.
     """
-
-    own_arguments = ("env_id", "num_players", "seed", "game_args")
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ import asyncio
 import functools
 import json
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 from environments.adapters import foreign
 from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, check_limits, play
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.data.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
 from environments.types import Message
@@ -26,7 +26,7 @@ _OLD_API = (
 )
 
 
-class VerifiersEnvironment(BaseEnv):
+class VerifiersEnvironment(WorldEnvironment):
     """A task of a verifiers environment.
 
     ``config`` is verifiers' own environment configuration, as a dict or just a taskset's id:
@@ -85,15 +85,6 @@ class VerifiersEnvironment(BaseEnv):
                 self._runner.run(self._stop())
         finally:
             self._runner.close()
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"config", "data", "timeout_seconds"})
-        if not {"config", "data"} <= arguments.keys():
-            keys = ", ".join(sorted(info))
-            raise ConfigError(f"The task needs 'config' and 'data' (its keys: {keys}): see verifiers_tasks.")
-        return cls(**arguments)
 
     async def _begin(self) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         self._model = AgentAsModel()
