@@ -222,8 +222,8 @@ def argument_names(env_class: type[BaseEnv]) -> set[str]:
 class MultiTurnEnvironment(TaskEnvironment):
     """A conversation of at most ``max_turns`` turns, each judged by ``get_reward_and_next_obs``.
 
-    The task is the first observation and the info of every step. A subclass ends the episode early by
-    setting ``self.done``.
+    The task is the first observation and the info of every step, with the ``metadata`` of the reward
+    function where one has judged. A subclass ends the episode early by setting ``self.done``.
     """
 
     def __init__(self, task: Task | None = None, max_turns: int = 3) -> None:
@@ -251,7 +251,8 @@ class MultiTurnEnvironment(TaskEnvironment):
         reward, observation = self.get_reward_and_next_obs(task, action)
         self.current_turn += 1
         self.done = self.done or self.current_turn >= self.max_turns
-        return observation, reward, self.done, dict(task)
+        judged = {} if self._reward_output is None else {"metadata": self._reward_output.metadata}
+        return observation, reward, self.done, {**task, **judged}
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
@@ -266,17 +267,11 @@ class MultiTurnEnvironment(TaskEnvironment):
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """Environment of one question and one answer; ``reward_fn`` judges, and its metadata is in the step's
-    info."""
+    """Environment of one question and one answer, which ``reward_fn`` judges."""
 
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
         self.reward_fn = required_reward_fn(reward_fn, self)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        observation, reward, done, info = super().step(action)
-        metadata = self._reward_output.metadata if self._reward_output else {}
-        return observation, reward, done, {**info, "metadata": metadata}
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         self._reward_output = judge(self.reward_fn, task, action)

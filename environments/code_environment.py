@@ -51,11 +51,6 @@ class CodeEnvironment(MultiTurnEnvironment):
             raise DatasetError(f"The task has no 'question' (its keys: {keys}): add the problem's text.")
         return {"question": known["question"]}, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        observation, reward, done, info = super().step(action)
-        metadata = self._reward_output.metadata if self._reward_output else {}
-        return observation, reward, done, {**info, "metadata": metadata}
-
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         output = judge(self.reward_fn, task, action)
         self._reward_output = output
