@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from environments.errors import ConfigError
 from environments.report import Report
@@ -29,20 +29,14 @@ class NoSecondReset(Failed):
     """The environment plays one episode only, and the report says so."""
 
 
-class Limits(NamedTuple):
-    """Seconds that a call may take, by the arguments of ``check_environment``."""
-
-    timeout_seconds: float
-    reset_timeout_seconds: float
-
-
 class Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
-    ``call`` waits no longer than the limit, and reports the exception of the call.
+    Args:
+        limits: seconds that a call may take, by the arguments of ``check_environment``.
     """
 
-    def __init__(self, report: Report, limits: Limits) -> None:
+    def __init__(self, report: Report, limits: Mapping[str, float]) -> None:
         self.report = report
         self._limits = limits
         self._stuck = False
@@ -57,13 +51,15 @@ class Caller:
         hint: str = "",
         note: Callable[[str], None] | None = None,
         limit: str = "timeout_seconds",
+        check: Callable[[Any], list[str]] | None = None,
     ) -> Any:
-        """Return the value of ``function``; after its exception raise Failed, after a hang GiveUp.
+        """Return the value of ``function``; after its exception or a fault raise Failed, after a hang GiveUp.
 
         An exception is reported as an error, or by ``note``, with ``hint`` below, unless it is a ConfigError,
-        which says itself what to do. ``limit`` names the time limit of the call.
+        which says itself what to do. ``limit`` names the time limit of the call, and ``check`` finds the
+        faults of its value, which are errors.
         """
-        seconds = self._limits._asdict()[limit]
+        seconds = self._limits[limit]
         if self._stuck:
             raise GiveUp
         self._jobs.put(function)
@@ -83,6 +79,9 @@ class Caller:
                 hint = ""
             note = note or self.report.error
             note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
+            raise Failed
+        if check is not None and (faults := check(value)):
+            self.report.error(*faults)
             raise Failed
         return value
 

@@ -29,15 +29,13 @@ class Report:
         if not self.ok:
             raise EnvironmentFailure(str(self))
 
-    def error(self, text: str) -> None:
-        """Add an error, once."""
-        if text not in self.errors:
-            self.errors.append(text)
+    def error(self, *texts: str) -> None:
+        """Add errors, each once."""
+        self.errors += [text for text in texts if text not in self.errors]
 
-    def warn(self, text: str) -> None:
-        """Add a warning, once."""
-        if text not in self.warnings:
-            self.warnings.append(text)
+    def warn(self, *texts: str) -> None:
+        """Add warnings, each once."""
+        self.warnings += [text for text in texts if text not in self.warnings]
 
     def __str__(self) -> str:
         if not self.errors and not self.warnings:
