@@ -190,6 +190,9 @@ class TaskEnvironment(BaseEnv):
 class WorldEnvironment(BaseEnv):
     """An environment whose tasks are arguments of ``__init__``. Other columns of theirs are ignored."""
 
+    remedy: ClassVar[str] = "Add it to the task."
+    """Sentence for the error of a task that lacks an argument."""
+
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Give ``__init__`` the arguments that it names."""
@@ -198,9 +201,9 @@ class WorldEnvironment(BaseEnv):
         try:
             inspect.signature(cls).bind(**arguments)
         except TypeError as error:
+            keys = ", ".join(sorted(info))
             raise ConfigError(
-                f"{cls.__name__} cannot be made from the keys {', '.join(sorted(info))}: {error}. Add it to "
-                "the task."
+                f"{cls.__name__} needs more than the keys {keys}: {error}. {cls.remedy}"
             ) from None
         return cls(**arguments)
 
