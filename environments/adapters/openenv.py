@@ -10,15 +10,13 @@ import json
 import math
 import random
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from environments.adapters import foreign
-from environments.adapters.openenv_server import address_of, is_started, open_page
+from environments.adapters.openenv_server import address_of, is_started
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, EnvironmentFailure
@@ -306,17 +304,14 @@ def text_of(observation: dict[str, Any]) -> str:
 
 def _fetch(server: str, path: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON at ``path``; an empty dict where the server has no such thing, as older ones have no tasks."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address_of(server) + path, data, {"Content-Type": "application/json"})
+    httpx = foreign("httpx", "httpx")
+    address, method = address_of(server) + path, "GET" if body is None else "POST"
+    options = {"timeout": 60, "follow_redirects": True, "trust_env": not is_started(server)}
     try:
-        with open_page(server, request) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 405, 501):
-            return {}
-        raise EnvironmentFailure(f"The OpenEnv server answers {error} at {request.full_url}.") from error
-    except (OSError, ValueError) as error:
-        raise EnvironmentFailure(f"No OpenEnv server answers at {request.full_url}: {error}") from error
+        answer = httpx.request(method, address, json=body, **options)
+        return {} if answer.status_code in (404, 405, 501) else answer.raise_for_status().json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise EnvironmentFailure(f"No OpenEnv server answers at {address}: {error}") from error
 
 
 def _tools_of(server: str) -> list[WorldTool]:
