@@ -87,7 +87,6 @@ class ToolEnvironment(TaskEnvironment):
             AgentError: the action is neither a text nor calls.
         """
         self.step_count += 1
-        calls = [] if isinstance(action, str) else _calls(action)
         answer = answer_of(action)
         if answer is not None:
             verdict = judge(self.reward_fn, self.task, answer)
@@ -97,7 +96,7 @@ class ToolEnvironment(TaskEnvironment):
             metadata = {"error": f"No answer within max_steps={self.max_steps}."}
             return {}, 0.0, True, {"response": action, "metadata": metadata}
         outputs: dict[str, str] = {}
-        for call_id, call in calls:
+        for call_id, call in _calls(action):
             outputs[_free_id(call_id, outputs)] = self._run(call).to_string()
         verdict = self._step_verdict(action, outputs)
         info = {"response": action, "metadata": verdict.metadata}
@@ -141,14 +140,15 @@ def _calls(action: Any) -> list[tuple[str, Read]]:
         raise AgentError(
             f"ToolEnvironment got the action {action!r}: pass a text as the answer, or a list of tool calls."
         )
-    return [(_call_id(call), _read(call)) for call in calls]
+    return [(_call_id(call), read_call(call)) for call in calls]
 
 
 def _call_id(call: Any) -> str:
     return str(call.get("id") or "call") if isinstance(call, dict) else "call"
 
 
-def _read(call: Any) -> Read:
+def read_call(call: Any) -> Read:
+    """Read a call in OpenAI's shape, or the error of one that no parser could read."""
     try:
         read = ToolCall.from_openai(call)
     except ValueError as error:
