@@ -67,7 +67,8 @@ class TextArenaEnvironment(WorldEnvironment):
         self._num_players = num_players
         self._seed = seed
         self._game_args = game_args or {}
-        self._shown = ""
+        self._shown: dict[int, str] = {}
+        """All that each player has seen of the game."""
         self._done = True
         self._is_won: bool | None = False
         self._early_ending: Result | None = None
@@ -97,7 +98,7 @@ class TextArenaEnvironment(WorldEnvironment):
                     "Give an opponent to a game for two, none to a game for one, and TextArenaSelfPlay the "
                     "num_players of its game."
                 ) from error
-        self._shown, self._is_won, self._done = "", False, False
+        self._shown, self._is_won, self._done = {}, False, False
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Make the agent's move and then the opponent's. At the end, info holds all ``rewards`` and why."""
@@ -123,7 +124,7 @@ class TextArenaEnvironment(WorldEnvironment):
                 return self._ending()
             player, seen = self._game.get_observation()
             if player == self.player:
-                return self._news(str(seen)), 0.0, False, {}
+                return self._news(player, str(seen)), 0.0, False, {}
             if self._opponent is None:
                 raise EnvironmentFailure(f"{self._env_id} waits for player {player}, who does not exist.")
             done, _ = self._game.step(str(self._opponent(str(seen))))
@@ -131,10 +132,10 @@ class TextArenaEnvironment(WorldEnvironment):
             f"{self._env_id} has not given the turn back after {_MAX_OPPONENT_MOVES} moves of the opponent."
         )
 
-    def _news(self, seen: str) -> str:
-        """The part that was not in the agent's last observation: most games show all of it every time."""
-        news, self._shown = seen.removeprefix(self._shown), seen
-        return news.strip()
+    def _news(self, player: int, seen: str) -> str:
+        """The part that was not in the player's last observation: most games show all of it every time."""
+        before, self._shown[player] = self._shown.get(player, ""), seen
+        return seen.removeprefix(before).strip()
 
     def _ending(self) -> tuple[str, float, bool, dict[str, Any]]:
         self._done = True
@@ -163,12 +164,11 @@ class TextArenaSelfPlay(TextArenaEnvironment):
     ) -> None:
         super().__init__(env_id, seed=seed, game_args=game_args)
         self._num_players = num_players
-        self._shown_to: dict[int, str] = {}
         self._rewards: dict[str, float] = {}
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         self._begin()
-        self._shown_to, self._rewards, self._is_won = {}, {}, None
+        self._rewards, self._is_won = {}, None
         return self._turn(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -187,10 +187,7 @@ class TextArenaSelfPlay(TextArenaEnvironment):
 
     def _turn(self) -> dict[str, str]:
         self.player, seen = self._game.get_observation()
-        self._shown = self._shown_to.get(self.player, "")
-        news = self._news(str(seen))
-        self._shown_to[self.player] = self._shown
-        return {"seat": str(self.player), "question": news}
+        return {"seat": str(self.player), "question": self._news(self.player, str(seen))}
 
 
 def _is_won(rewards: dict[int, float], player: int) -> bool | None:
