@@ -2,7 +2,7 @@
 
 python -m environments.data.prepare gsm8k --from downloads/gsm8k        # a folder with a file per split
 python -m environments.data.prepare aime2024 --from problems.parquet    # or .jsonl, .json, .csv
-python -m environments.data.prepare hotpotqa_combined --from hub        # with the package "datasets"
+python -m environments.data.prepare hotpotqa_combined --from hub
 """
 
 from __future__ import annotations
@@ -248,10 +248,8 @@ def _readable_files(path: Path) -> list[Path]:
 
 
 def _parts_on_hub(name: str, address: str) -> list[Part]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DatasetError(f"Loading {address} needs datasets: pip install datasets.") from error
+    import datasets
+
     wanted = {SOURCES[each].config for each in SETS[name]}
     parts: list[Part] = []
     try:
