@@ -8,6 +8,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,10 +81,10 @@ def check_environment(
         reset_timeout_seconds: limit of ``reset``, in which environments start servers and emulators.
     """
     limits = {"timeout_seconds": timeout_seconds, "reset_timeout_seconds": reset_timeout_seconds}
-    check = _Check(env_class, task, env_args or {}, actions, limits)
+    report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
     with suppress(Failed, GiveUp):
-        check.run()
-    return check.report
+        _Check(report, env_class, task, env_args or {}, actions, limits).run()
+    return report
 
 
 class _Probe:
@@ -151,20 +152,16 @@ class _Probe:
         return observation
 
 
+@dataclass(frozen=True)
 class _Check:
     """Runs the checks in their order."""
 
-    def __init__(
-        self,
-        env_class: type[BaseEnv],
-        task: dict[str, Any],
-        env_args: dict[str, Any],
-        actions: Sequence[Any],
-        limits: Mapping[str, float],
-    ) -> None:
-        self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
-        self._env_class, self._task, self._env_args = env_class, task, env_args
-        self._actions, self._limits = actions, limits
+    report: Report
+    env_class: type[BaseEnv]
+    task: dict[str, Any]
+    env_args: dict[str, Any]
+    actions: Sequence[Any]
+    limits: Mapping[str, float]
 
     def run(self) -> None:
         self._check_class()
@@ -173,12 +170,12 @@ class _Check:
         with suppress(Failed), self._environment() as probe:
             probe.close()  # before any reset; the second time comes at the end of this block
         self._compare(self._play(), self._play())
-        if self._env_class.resumes_by == "snapshot":
+        if self.env_class.resumes_by == "snapshot":
             with suppress(Failed):
                 self._check_snapshot()
 
     def _check_class(self) -> None:
-        env_class = self._env_class
+        env_class = self.env_class
         if not isinstance(env_class, type):
             self.report.error("This is no class: pass the class, not an instance of it.")
         elif not issubclass(env_class, BaseEnv):
@@ -198,16 +195,16 @@ class _Check:
                 self.report.error(
                     f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
                 )
-        if not isinstance(self._task, dict):
-            self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
+        if not isinstance(self.task, dict):
+            self.report.error(f"The task is {kind_of(self.task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
             raise GiveUp
 
     def _check_pickling(self) -> None:
-        parts = {"the class": self._env_class, "the task": self._task}
-        parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
+        parts = {"the class": self.env_class, "the task": self.task}
+        parts |= {f"env_args[{key!r}]": value for key, value in self.env_args.items()}
         for name, part in parts.items():
-            with suppress(Failed), Caller(self.report, self._limits) as caller:
+            with suppress(Failed), Caller(self.report, self.limits) as caller:
                 caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
@@ -224,7 +221,7 @@ class _Check:
 
     def _play(self) -> list[str]:
         """Play every action once, and a second episode in any case, in as many environments as that takes."""
-        waiting = deque(self._actions)
+        waiting = deque(self.actions)
         heard = self._play_in_one(waiting)
         while waiting:  # the environment plays one episode only
             heard += self._play_in_one(waiting)
@@ -236,14 +233,14 @@ class _Check:
             with suppress(NoSecondReset):
                 while waiting:
                     heard += probe.play(waiting)
-                heard += probe.play(deque(self._actions[:1]))
+                heard += probe.play(deque(self.actions[:1]))
         return heard
 
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
         if one != other:
             note, rule = self.report.warn, ""
-            if self._env_class.resumes_by == "replay":
+            if self.env_class.resumes_by == "replay":
                 note = self.report.error
                 rule = 'resumes_by = "replay" needs the same answers to the same actions.\n'
             note(
@@ -255,8 +252,8 @@ class _Check:
     def _check_snapshot(self) -> None:
         """Let one environment go on from the snapshot of another, and compare their answers."""
         with self._environment() as first, self._environment() as second:
-            second.restore(first.snapshot_after(self._actions[0]))
-            for action in self._actions[1:]:
+            second.restore(first.snapshot_after(self.actions[0]))
+            for action in self.actions[1:]:
                 if first.done:
                     return
                 one, other = comparable(first.step(action)), comparable(second.step(action))
@@ -269,16 +266,16 @@ class _Check:
 
     def _info(self) -> dict[str, Any]:
         """The argument that a rollout gives to ``from_dict``, with a copy of the caller's task."""
-        seed = {"seed": 0} if self._env_class.wants_seed else {}
-        return {**seed, **copy.deepcopy(self._task), **self._env_args}
+        seed = {"seed": 0} if self.env_class.wants_seed else {}
+        return {**seed, **copy.deepcopy(self.task), **self.env_args}
 
     @contextmanager
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
         """Make an environment; at the end, close it."""
         info = self._info() if info is None else info
-        with Caller(self.report, self._limits) as caller:
+        with Caller(self.report, self.limits) as caller:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
-            make = partial(self._env_class.from_dict, info)
+            make = partial(self.env_class.from_dict, info)
             probe = _Probe(caller, caller.call("from_dict(info)", make, hint, check=_from_dict_faults))
             try:
                 yield probe
