@@ -10,13 +10,12 @@ without a verdict; such answers count in neither number.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.command_name import explained
+from environments.command_name import explained, module_parser
 from environments.data.datasets import Dataset
 from environments.errors import DatasetError, EnvironmentFailure
 from environments.named_module import load_function
@@ -116,11 +115,7 @@ def _label(row: dict[str, object], answer: str, label: str, index: int) -> bool:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = argparse.ArgumentParser(
-        prog="python -m environments.agreement",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = module_parser("environments.agreement", __doc__)
     options.add_argument("judge", metavar="MODULE:NAME", help="a Judge, or another reward function")
     options.add_argument("--labels", type=Path, required=True, help="a .jsonl, .json, .csv or .parquet file")
     options.add_argument("--answer", default="response", help="column of the answers (default: %(default)s)")

@@ -98,13 +98,10 @@ def _judged(recordings: Sequence[Recording]) -> list[_Judged]:
     return [
         _Judged(each.answer, each.trajectory, each.feedback.score)
         for each in recordings
-        if each.feedback is not None and _is_exact(each.trajectory)
+        if each.feedback is not None
+        and each.trajectory.completions
+        and not any(turn.retokenized for turn in each.trajectory.completions)
     ]
-
-
-def _is_exact(trajectory: Trajectory) -> bool:
-    completions = trajectory.completions
-    return bool(completions) and not any(each.retokenized for each in completions)
 
 
 def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:

@@ -7,7 +7,6 @@ python -m environments.data.prepare hotpotqa_combined --from hub
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from environments.bounds import near_name
-from environments.command_name import command_name, explained
+from environments.command_name import command_name, explained, module_parser
 from environments.data.dataset_files import READERS, Row, read_rows, without_filling
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import EMPTY, QUESTIONS, column_of, marked_answer
@@ -318,7 +317,7 @@ def report(name: str, splits: Sequence[Dataset], notes: Sequence[str]) -> str:
 @explained()
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status: 0, or 2 for a printed reason."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = module_parser("environments.data.prepare", __doc__)
     options.add_argument("name", help=f"one of {', '.join(sorted(SETS))}")
     options.add_argument(
         "--from",

@@ -7,12 +7,11 @@ writes the answers with their scores as rollouts, which ``run.replay=run`` learn
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from environments.command_name import explained
+from environments.command_name import explained, module_parser
 from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import read_recordings
 from environments.errors import ConfigError
@@ -81,7 +80,7 @@ def write_rollouts(
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = module_parser("launch.recipes.feedback", __doc__)
     options.add_argument("recordings", help="server.recording.folder of the server")
     options.add_argument("run", help="a new folder for the rollouts")
     options.add_argument("--groups-per-step", type=int, default=8, help="rollout.groups_per_step")
