@@ -27,8 +27,7 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.limited_call import Caller, Failed, GiveUp, NoSecondReset
-from environments.report import Report
+from environments.limited_call import Caller, Failed, GiveUp, NoSecondReset, Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
 """Actions that need no knowledge of the environment."""

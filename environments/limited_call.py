@@ -1,15 +1,16 @@
-"""Calls of foreign code with a time limit, whose exceptions go into a report, for ``check_environment``."""
+"""Calls of foreign code with a time limit, and the report of their exceptions, for ``check_environment``."""
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from environments.errors import ConfigError
-from environments.report import Report
+from environments.errors import ConfigError, EnvironmentFailure
 
 SIGNAL_HINT = (
     "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
@@ -27,6 +28,42 @@ class GiveUp(Exception):
 
 class NoSecondReset(Failed):
     """The environment plays one episode only, and the report says so."""
+
+
+@dataclass
+class Report:
+    """The findings of ``check_environment``; its ``str()`` is for a person to read.
+
+    An error breaks rollouts or falsifies rewards; a warning is about code that works, but may surprise.
+    """
+
+    environment: str
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether there is no error."""
+        return not self.errors
+
+    def raise_if_faulty(self) -> None:
+        """Raise an EnvironmentFailure with the report as its message, if there is an error."""
+        if not self.ok:
+            raise EnvironmentFailure(str(self))
+
+    def error(self, *texts: str) -> None:
+        """Add errors, each once."""
+        self.errors += [text for text in texts if text not in self.errors]
+
+    def warn(self, *texts: str) -> None:
+        """Add warnings, each once."""
+        self.warnings += [text for text in texts if text not in self.warnings]
+
+    def __str__(self) -> str:
+        if not self.errors and not self.warnings:
+            return f"{self.environment}: all fine."
+        found = [f"error: {text}" for text in self.errors] + [f"warning: {text}" for text in self.warnings]
+        return "\n".join([f"{self.environment}:", *(textwrap.indent(text, "  ") for text in found)])
 
 
 class Caller:
