@@ -37,21 +37,20 @@ class Agreement:
     @property
     def accuracy(self) -> float:
         """Share of the answers whose verdict is their label; NaN if there are none."""
-        total = self.counts.total()
-        return (self.counts[True, True] + self.counts[False, False]) / total if total else float("nan")
+        return self._share((True, True), (False, False))
 
     @property
     def kappa(self) -> float:
         """Agreement beyond chance, (accuracy - chance) / (1 - chance): chance is the accuracy of two who say
         true as often as these (Cohen 1960). NaN where all labels and verdicts are the same one.
         """
-        total = self.counts.total()
-        if not total:
-            return float("nan")
-        labelled = (self.counts[True, True] + self.counts[True, False]) / total
-        judged = (self.counts[True, True] + self.counts[False, True]) / total
+        labelled, judged = self._share((True, True), (True, False)), self._share((True, True), (False, True))
         chance = labelled * judged + (1 - labelled) * (1 - judged)
         return (self.accuracy - chance) / (1 - chance) if chance < 1 else float("nan")
+
+    def _share(self, *cells: tuple[bool, bool]) -> float:
+        total = self.counts.total()
+        return sum(self.counts[each] for each in cells) / total if total else float("nan")
 
     def __str__(self) -> str:
         def cells(label: bool) -> str:
