@@ -174,28 +174,24 @@ class _Check:
                 self._check_snapshot()
 
     def _check_class(self) -> None:
-        env_class = self.env_class
+        env_class, error = self.env_class, self.report.error
         if not isinstance(env_class, type):
-            self.report.error("This is no class: pass the class, not an instance of it.")
+            error("This is no class: pass the class, not an instance of it.")
         elif not issubclass(env_class, BaseEnv):
-            self.report.error(f"It is no BaseEnv: write class {env_class.__name__}(BaseEnv).")
+            error(f"It is no BaseEnv: write class {env_class.__name__}(BaseEnv).")
         else:
             for method in sorted(env_class.__abstractmethods__):
-                self.report.error(
-                    f"{method} is missing: {MISSING.get(method, 'its base class asks for it')}."
-                )
+                error(f"{method} is missing: {MISSING.get(method, 'its base class asks for it')}.")
             if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
-                self.report.error("from_dict is called on the class: put @staticmethod above it.")
+                error("from_dict is called on the class: put @staticmethod above it.")
             if env_class.resumes_by not in (None, "replay", "snapshot"):
-                self.report.error(
-                    f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None."
-                )
+                error(f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None.")
             if not isinstance(env_class.actor_needs, ActorNeeds):
-                self.report.error(
+                error(
                     f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
                 )
         if not isinstance(self.task, dict):
-            self.report.error(f"The task is {kind_of(self.task)}: pass a row of the dataset, a dict.")
+            error(f"The task is {kind_of(self.task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
             raise GiveUp
 

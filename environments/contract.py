@@ -68,20 +68,18 @@ def metrics_faults(metrics: Any) -> list[str]:
     if not isinstance(metrics, Mapping):
         fault = f"{method} returned {kind_of(metrics)}: it has to be a dict of numbers by name."
         return async_faults(method, metrics) or [fault]
-    names = [name for name in metrics if not (isinstance(name, str) and re.fullmatch(r"\w+", name))]
-    values = {
-        name: value
-        for name, value in metrics.items()
-        if not isinstance(value, Real) or not math.isfinite(value)
-    }
-    return [
-        f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
-        for name in names
-    ] + [
-        f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out where "
-        "it does not apply."
-        for name, value in values.items()
-    ]
+    faults = []
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and re.fullmatch(r"\w+", name)):
+            faults.append(
+                f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
+            )
+        if not isinstance(value, Real) or not math.isfinite(value):
+            faults.append(
+                f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out "
+                "where it does not apply."
+            )
+    return faults
 
 
 def async_faults(method: str, result: Any) -> list[str]:

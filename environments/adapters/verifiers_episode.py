@@ -48,18 +48,13 @@ class AgentAsModel:
         call = ModelCall(body, asyncio.get_running_loop().create_future())
         await self.calls.put(call)
         message = await call.answer
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
         reply = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": MODEL,
-            "choices": [
-                {
-                    "index": 0,
-                    "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
-                    "message": message,
-                }
-            ],
+            "choices": [{"index": 0, "finish_reason": reason, "message": message}],
         }
         response = dialect.parse_response(dialect.validate_response(reply))
         response.raw = reply
