@@ -97,9 +97,7 @@ class VerifiersEnvironment(WorldEnvironment):
         calling = asyncio.create_task(self._model.calls.get())
         try:
             await asyncio.wait(
-                {calling, self._episode},
-                timeout=self._timeout_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
+                {calling, self._episode}, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if calling.done():
                 self._call = calling.result()

@@ -8,14 +8,7 @@ import re
 from collections.abc import Iterator
 
 from environments.tools import ToolCall
-from policies.agents.parsers.base import (
-    Block,
-    BlockParser,
-    checked,
-    invalid,
-    read_json,
-    unread,
-)
+from policies.agents.parsers.base import Block, BlockParser, checked, invalid, read_json, unread
 
 CLOSE = "<｜tool▁call▁end｜>"
 
