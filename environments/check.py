@@ -131,14 +131,14 @@ class _Probe:
     def close(self) -> None:
         """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
         again, self._was_closed = self._was_closed, True
-        name, hint, note = "close()", CLOSE_HINT, None
+        name, hint, note = "close()", CLOSE_HINT, self._report.error
         if again:
             name, hint, note = "A second close()", "", self._report.warn
         self._call(name, self._env.close, hint, note, check=partial(async_faults, "close()"))
 
     def _reset(self) -> Any:
         again, self._was_reset, self.done = self._was_reset, True, False
-        name, hint, note = "reset()", "", None
+        name, hint, note = "reset()", "", self._report.error
         if again:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
