@@ -202,7 +202,7 @@ class Counted(Countdown):
         self.start = start
 
 
-def test_arguments_are_those_of_a_class_and_those_that_it_passes_on():
+def test_arguments_that_are_passed_on_reach_the_class_above():
     env = Counted.from_dict({"question": "q", "start": 4, "max_turns": 2, "self": "a column"})
     assert (env.start, env.max_turns) == (4, 2)
     assert env.task == {"question": "q", "self": "a column"}
