@@ -111,11 +111,10 @@ class Episode:
             if "code" not in answer:
                 return answer
             if time.monotonic() > deadline:
-                raise EnvironmentFailure(
-                    f"The OpenEnv server {self.server!r} has had no room for another session in "
-                    f"capacity_seconds={self.capacity_seconds:g} ({answer['message']}): start it with a "
-                    "higher max_concurrent_envs, or play fewer episodes at a time (fleet.num_actors times "
-                    "fleet.pairs_per_actor)."
+                raise self._failure(
+                    f"has had no room for another session in capacity_seconds={self.capacity_seconds:g} "
+                    f"({answer['message']}): start it with a higher max_concurrent_envs, or play fewer "
+                    "episodes at a time (fleet.num_actors times fleet.pairs_per_actor)."
                 )
             time.sleep(random.uniform(0.05, 0.5))
 
@@ -133,9 +132,7 @@ class Episode:
     def _exchange(self, kind: str, data: dict[str, Any], expected_error: str) -> dict[str, Any]:
         """Send a message; return the data of its answer, which hold a ``code`` in the expected error."""
         if self._connection is None:
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} has no session: call reset() first."
-            )
+            raise self._failure("has no session: call reset() first.")
         closed = foreign("websockets.exceptions", "websockets").ConnectionClosed
         try:
             with suppress(closed):  # its last words are still to be read
@@ -144,17 +141,15 @@ class Episode:
         except (OSError, closed, ValueError) as error:
             self.close()
             reason = str(error) or f"none within {self.timeout_seconds:g} s"
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} gave no answer to {kind!r}: {reason}"
-            ) from error
+            raise self._failure(f"gave no answer to {kind!r}: {reason}") from error
         content: dict[str, Any] = answer["data"]
         if answer["type"] == "error" and content["code"] != expected_error:
             self.close()
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} answers {kind!r} by {content['code']}: "
-                f"{_error_text(content)}"
-            )
+            raise self._failure(f"answers {kind!r} by {content['code']}: {_error_text(content)}")
         return content
+
+    def _failure(self, fault: str) -> EnvironmentFailure:
+        return EnvironmentFailure(f"The OpenEnv server {self.server!r} {fault}")
 
 
 class OpenEnvEnvironment(BaseEnv):
