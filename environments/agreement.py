@@ -10,13 +10,12 @@ without a verdict; such answers count in neither number.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.command_name import explained
+from environments.command_name import explained, module_parser
 from environments.data.datasets import Dataset
 from environments.errors import DatasetError, EnvironmentFailure
 from environments.named_module import load_function
@@ -38,21 +37,20 @@ class Agreement:
     @property
     def accuracy(self) -> float:
         """Share of the answers whose verdict is their label; NaN if there are none."""
-        total = self.counts.total()
-        return (self.counts[True, True] + self.counts[False, False]) / total if total else float("nan")
+        return self._share((True, True), (False, False))
 
     @property
     def kappa(self) -> float:
         """Agreement beyond chance, (accuracy - chance) / (1 - chance): chance is the accuracy of two who say
         true as often as these (Cohen 1960). NaN where all labels and verdicts are the same one.
         """
-        total = self.counts.total()
-        if not total:
-            return float("nan")
-        labelled = (self.counts[True, True] + self.counts[True, False]) / total
-        judged = (self.counts[True, True] + self.counts[False, True]) / total
+        labelled, judged = self._share((True, True), (True, False)), self._share((True, True), (False, True))
         chance = labelled * judged + (1 - labelled) * (1 - judged)
         return (self.accuracy - chance) / (1 - chance) if chance < 1 else float("nan")
+
+    def _share(self, *cells: tuple[bool, bool]) -> float:
+        total = self.counts.total()
+        return sum(self.counts[each] for each in cells) / total if total else float("nan")
 
     def __str__(self) -> str:
         def cells(label: bool) -> str:
@@ -116,11 +114,7 @@ def _label(row: dict[str, object], answer: str, label: str, index: int) -> bool:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = argparse.ArgumentParser(
-        prog="python -m environments.agreement",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = module_parser("environments.agreement", __doc__)
     options.add_argument("judge", metavar="MODULE:NAME", help="a Judge, or another reward function")
     options.add_argument("--labels", type=Path, required=True, help="a .jsonl, .json, .csv or .parquet file")
     options.add_argument("--answer", default="response", help="column of the answers (default: %(default)s)")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
@@ -79,19 +80,11 @@ class BaseEnv(ABC):
     ``restore``, or not at all: then it starts again."""
 
     # On the class, so that subclasses need not call super().__init__():
-    _idx: int | None = None
+    idx: int | None = None
+    """Position in a batch, for callers that play batches, as rLLM v0.1's engine did. Troupe plays tasks one
+    by one; an environment that needs a position reads it from its task."""
     _reward_output: RewardOutput | None = None
     """The reward function's last one of this episode, in environments that have a reward function."""
-
-    @property
-    def idx(self) -> int | None:
-        """Position in a batch, for callers that play batches, as rLLM v0.1's engine did. Troupe plays tasks
-        one by one; an environment that needs a position reads it from its task."""
-        return self._idx
-
-    @idx.setter
-    def idx(self, value: int | None) -> None:
-        self._idx = value
 
     @abstractmethod
     def reset(self) -> tuple[Any, dict[str, Any]]:
@@ -177,25 +170,64 @@ class BaseEnv(ABC):
 class TaskEnvironment(BaseEnv):
     """An environment that is made from a task and from arguments of its own."""
 
-    own_arguments: ClassVar[Collection[str]] = ()
-    """Names of the arguments of ``__init__`` beside ``task``."""
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Give ``__init__`` the arguments that it names, and as ``task`` the rest.
+
+        Where ``info["task"]`` is a dict, that is the task: a dataset may well have a column of that name,
+        such as ``"algebra"``.
+        """
+        names = argument_names(cls) - {"task"}
+        rest = {key: value for key, value in info.items() if key not in names}
+        task = rest.get("task")
+        make: Callable[..., Self] = cls
+        return make(
+            task=task if isinstance(task, dict) else rest,
+            **{key: value for key, value in info.items() if key in names},
+        )
+
+
+class WorldEnvironment(BaseEnv):
+    """An environment whose tasks are arguments of ``__init__``. Other columns of theirs are ignored."""
+
+    remedy: ClassVar[str] = "Add it to the task."
+    """Sentence for the error of a task that lacks an argument."""
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read ``own_arguments``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, cls.own_arguments)
-        make: Callable[..., Self] = cls
-        return make(task=task, **arguments)
+        """Give ``__init__`` the arguments that it names."""
+        names = argument_names(cls)
+        arguments = {key: value for key, value in info.items() if key in names}
+        try:
+            inspect.signature(cls).bind(**arguments)
+        except TypeError as error:
+            keys = ", ".join(sorted(info))
+            raise ConfigError(
+                f"{cls.__name__} needs more than the keys {keys}: {error}. {cls.remedy}"
+            ) from None
+        return cls(**arguments)
+
+
+def argument_names(env_class: type[BaseEnv]) -> set[str]:
+    """Names of the arguments of ``__init__``, and, where it passes ``**others`` on, of those above it."""
+    names: set[str] = set()
+    for each in env_class.__mro__:
+        if "__init__" in vars(each):
+            _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
+            names.update(
+                own.name for own in parameters if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY)
+            )
+            if not any(own.kind is own.VAR_KEYWORD for own in parameters):
+                break
+    return names
 
 
 class MultiTurnEnvironment(TaskEnvironment):
     """A conversation of at most ``max_turns`` turns, each judged by ``get_reward_and_next_obs``.
 
-    The task is the first observation and the info of every step. A subclass ends the episode early by
-    setting ``self.done``.
+    The task is the first observation and the info of every step, with the ``metadata`` of the reward
+    function where one has judged. A subclass ends the episode early by setting ``self.done``.
     """
-
-    own_arguments: ClassVar[Collection[str]] = ("max_turns",)
 
     def __init__(self, task: Task | None = None, max_turns: int = 3) -> None:
         if max_turns < 1:
@@ -222,7 +254,8 @@ class MultiTurnEnvironment(TaskEnvironment):
         reward, observation = self.get_reward_and_next_obs(task, action)
         self.current_turn += 1
         self.done = self.done or self.current_turn >= self.max_turns
-        return observation, reward, self.done, dict(task)
+        judged = {} if self._reward_output is None else {"metadata": self._reward_output.metadata}
+        return observation, reward, self.done, {**task, **judged}
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
@@ -237,19 +270,11 @@ class MultiTurnEnvironment(TaskEnvironment):
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """Environment of one question and one answer; ``reward_fn`` judges, and its metadata is in the step's
-    info."""
-
-    own_arguments: ClassVar[Collection[str]] = ("reward_fn",)
+    """Environment of one question and one answer, which ``reward_fn`` judges."""
 
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
         self.reward_fn = required_reward_fn(reward_fn, self)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        observation, reward, done, info = super().step(action)
-        metadata = self._reward_output.metadata if self._reward_output else {}
-        return observation, reward, done, {**info, "metadata": metadata}
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         self._reward_output = judge(self.reward_fn, task, action)
@@ -267,18 +292,6 @@ def judged_success(env: BaseEnv) -> tuple[Any, bool]:
         return output.is_correct, True
     verdict: Any = env.is_correct
     return (verdict() if callable(verdict) else verdict), False
-
-
-def split_info(info: dict[str, Any], own_keys: Collection[str]) -> tuple[dict[str, Any], Any]:
-    """Split ``info`` into the environment's own arguments and its task, without changing ``info``.
-
-    The task is ``info["task"]`` if that is a dict, else everything that is not the environment's own: a
-    dataset may well have a column of that name, such as ``"algebra"``.
-    """
-    arguments = {key: value for key, value in info.items() if key in own_keys}
-    rest = {key: value for key, value in info.items() if key not in own_keys}
-    task = rest.get("task")
-    return arguments, task if isinstance(task, dict) else rest
 
 
 def required_reward_fn(reward_fn: RewardFunction | None, env: BaseEnv) -> RewardFunction:

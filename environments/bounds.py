@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 from collections.abc import Collection, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 KEY = "bound"
 """Name of a bound in the metadata of its field."""
+_LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+"""Comparisons of a value with the limits of a bound, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class Bound:
         if self.one_of:
             *others, last = self.one_of
             return f"{', '.join(others)} or {last}" if others else last
-        return " and ".join(f"{words} {limit}" for words, limit in self._limits())
+        return " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in self._limits().items())
 
     def check_value(self, name: str, value: Any) -> None:
         """Raise ``ConfigError`` for a value outside, and for a number that is not finite."""
@@ -53,25 +56,12 @@ class Bound:
         elif value is not None and self._limits():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{name}={value!r} has to be a number {self}.")
-            if not self._holds(value):
+            if not all(_LIMITS[name](value, limit) for name, limit in self._limits().items()):
                 raise ConfigError(f"{name}={value} has to be {self}.")
 
-    def _limits(self) -> list[tuple[str, float]]:
-        limits = (
-            ("at least", self.at_least),
-            ("above", self.above),
-            ("at most", self.at_most),
-            ("below", self.below),
-        )
-        return [(words, limit) for words, limit in limits if limit is not None]
-
-    def _holds(self, value: float) -> bool:
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
+    def _limits(self) -> dict[str, float]:
+        limits = {name: getattr(self, name) for name in _LIMITS}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def setting(
@@ -162,9 +152,8 @@ def no_argument(owner: str, name: str, known: Collection[str], remedy: str | Non
     Args:
         remedy: stands in the place of the nearest one.
     """
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    return f"{owner} has no argument {name!r}. {remedy or hint}"
+    hint = near_name(name, known) or f" Known: {', '.join(known) or 'none'}."
+    return f"{owner} has no argument {name!r}.{f' {remedy}' if remedy else hint}"
 
 
 def near_name(name: str, known: Collection[str]) -> str:

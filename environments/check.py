@@ -6,8 +6,9 @@ import copy
 import inspect
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,7 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.limited_call import Caller, Failed, GiveUp, Limits, NoSecondReset
-from environments.report import Report
+from environments.limited_call import Caller, Failed, GiveUp, NoSecondReset, Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
 """Actions that need no knowledge of the environment."""
@@ -79,114 +79,88 @@ def check_environment(
             thread cannot be ended and lasts as long as the call does, or the program.
         reset_timeout_seconds: limit of ``reset``, in which environments start servers and emulators.
     """
-    limits = Limits(timeout_seconds, reset_timeout_seconds)
-    check = _Check(env_class, task, env_args or {}, actions, limits)
+    limits = {"timeout_seconds": timeout_seconds, "reset_timeout_seconds": reset_timeout_seconds}
+    report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
     with suppress(Failed, GiveUp):
-        check.run()
-    return check.report
+        _Check(report, env_class, task, env_args or {}, actions, limits).run()
+    return report
 
 
 class _Probe:
     """An environment, called as a rollout calls it; every return value is checked."""
 
     def __init__(self, caller: Caller, env: BaseEnv) -> None:
-        self._caller = caller
-        self._report = caller.report
+        self._call, self._report = caller.call, caller.report
         self._env = env
-        self._was_reset = False
-        self._closed = False
-        self.done = False
-        """Return whether the last ``answer`` has ended the episode."""
+        self._was_reset = self._was_closed = self.done = False
 
     def play(self, actions: deque[Any]) -> list[str]:
         """Play one episode, until it is done or no action is left; return its events, a line for each."""
         heard = [f"reset() with {comparable(self._reset())}"]
-        done = False
-        while actions and not done:
+        while actions and not self.done:
             action = actions.popleft()
-            observation, reward, done = self._step(action)
-            heard.append(f"step({action!r}) with {comparable([observation, float(reward), bool(done)])}")
-        final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
-        self._refuse(final_reward_faults(final))
-        is_correct, _ = self._caller.call("is_correct()", partial(judged_success, self._env))
-        self._refuse(is_correct_faults(is_correct))
-        self._refuse(metrics_faults(self._caller.call("compute_metrics()", self._env.compute_metrics)))
+            heard.append(f"step({action!r}) with {comparable(self.step(action))}")
+        env = self._env
+        self._call("compute_final_reward()", env.compute_final_reward, check=final_reward_faults)
+        self._call("is_correct()", lambda: judged_success(env)[0], check=is_correct_faults)
+        self._call("compute_metrics()", env.compute_metrics, check=metrics_faults)
         return heard
 
     def snapshot_after(self, action: Any) -> Any:
         """The snapshot after the first step of an episode, as another process gets it."""
         self._reset()
-        self.answer(action)
-        snapshot = self._caller.call("snapshot()", self._env.snapshot)
-        return self._caller.call("Pickling the snapshot", partial(_copied, snapshot), PICKLE_HINT)
+        self.step(action)
+        snapshot = self._call("snapshot()", self._env.snapshot)
+        return self._call("Pickling the snapshot", partial(_copied, snapshot), PICKLE_HINT)
 
     def restore(self, snapshot: Any) -> None:
         """Restore it instead of a reset."""
-        limit = "reset_timeout_seconds"
-        self._caller.call("restore()", partial(self._env.restore, snapshot), limit=limit)
+        self._call("restore()", partial(self._env.restore, snapshot), limit="reset_timeout_seconds")
 
-    def answer(self, action: Any) -> list[Any]:
+    def step(self, action: Any) -> list[Any]:
         """Observation, reward and done."""
-        observation, reward, done = self._step(action)
+        name = "step()"
+        observation, reward, done, info = self._call(
+            f"step({action!r})", lambda: self._env.step(action), STEP_HINT, check=step_faults
+        )
+        self._call("Pickling the info of step()", partial(_pickle, info), INFO_HINT)
+        self._report.warn(*observation_doubts(name, observation), *json_doubts(name, observation, info))
         self.done = bool(done)
         return [observation, float(reward), self.done]
 
     def close(self) -> None:
         """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
-        again, self._closed = self._closed, True
+        again, self._was_closed = self._was_closed, True
+        name, hint, note = "close()", CLOSE_HINT, self._report.error
         if again:
-            result = self._caller.call("A second close()", self._env.close, note=self._report.warn)
-        else:
-            result = self._caller.call("close()", self._env.close, CLOSE_HINT)
-        self._refuse(async_faults("close()", result))
+            name, hint, note = "A second close()", "", self._report.warn
+        self._call(name, self._env.close, hint, note, check=partial(async_faults, "close()"))
 
     def _reset(self) -> Any:
-        again, self._was_reset = self._was_reset, True
+        again, self._was_reset, self.done = self._was_reset, True, False
         name, hint, note = "reset()", "", self._report.error
         if again:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
-            result = self._caller.call(name, self._env.reset, hint, note, limit="reset_timeout_seconds")
+            observation, info = self._call(
+                name, self._env.reset, hint, note, "reset_timeout_seconds", reset_faults
+            )
         except Failed:
             raise (NoSecondReset if again else Failed) from None
-        self._refuse(reset_faults(result))
-        observation, info = result
-        self._doubt(opening_doubts(observation) + json_doubts("reset()", observation, info))
+        self._report.warn(*opening_doubts(observation), *json_doubts("reset()", observation, info))
         return observation
 
-    def _step(self, action: Any) -> tuple[Any, Any, Any]:
-        result = self._caller.call(f"step({action!r})", lambda: self._env.step(action), STEP_HINT)
-        self._refuse(step_faults(result))
-        observation, reward, done, info = result
-        self._caller.call("Pickling the info of step()", partial(_pickle, info), INFO_HINT)
-        self._doubt(observation_doubts("step()", observation) + json_doubts("step()", observation, info))
-        return observation, reward, done
 
-    def _refuse(self, faults: list[str]) -> None:
-        for text in faults:
-            self._report.error(text)
-        if faults:
-            raise Failed
-
-    def _doubt(self, doubts: list[str]) -> None:
-        for text in doubts:
-            self._report.warn(text)
-
-
+@dataclass(frozen=True)
 class _Check:
     """Runs the checks in their order."""
 
-    def __init__(
-        self,
-        env_class: type[BaseEnv],
-        task: dict[str, Any],
-        env_args: dict[str, Any],
-        actions: Sequence[Any],
-        limits: Limits,
-    ) -> None:
-        self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
-        self._env_class, self._task, self._env_args = env_class, task, env_args
-        self._actions, self._limits = actions, limits
+    report: Report
+    env_class: type[BaseEnv]
+    task: dict[str, Any]
+    env_args: dict[str, Any]
+    actions: Sequence[Any]
+    limits: Mapping[str, float]
 
     def run(self) -> None:
         self._check_class()
@@ -195,41 +169,37 @@ class _Check:
         with suppress(Failed), self._environment() as probe:
             probe.close()  # before any reset; the second time comes at the end of this block
         self._compare(self._play(), self._play())
-        if self._env_class.resumes_by == "snapshot":
+        if self.env_class.resumes_by == "snapshot":
             with suppress(Failed):
                 self._check_snapshot()
 
     def _check_class(self) -> None:
-        env_class = self._env_class
+        env_class, error = self.env_class, self.report.error
         if not isinstance(env_class, type):
-            self.report.error("This is no class: pass the class, not an instance of it.")
+            error("This is no class: pass the class, not an instance of it.")
         elif not issubclass(env_class, BaseEnv):
-            self.report.error(f"It is no BaseEnv: write class {env_class.__name__}(BaseEnv).")
+            error(f"It is no BaseEnv: write class {env_class.__name__}(BaseEnv).")
         else:
             for method in sorted(env_class.__abstractmethods__):
-                self.report.error(
-                    f"{method} is missing: {MISSING.get(method, 'its base class asks for it')}."
-                )
+                error(f"{method} is missing: {MISSING.get(method, 'its base class asks for it')}.")
             if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
-                self.report.error("from_dict is called on the class: put @staticmethod above it.")
+                error("from_dict is called on the class: put @staticmethod above it.")
             if env_class.resumes_by not in (None, "replay", "snapshot"):
-                self.report.error(
-                    f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None."
-                )
+                error(f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None.")
             if not isinstance(env_class.actor_needs, ActorNeeds):
-                self.report.error(
+                error(
                     f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
                 )
-        if not isinstance(self._task, dict):
-            self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
+        if not isinstance(self.task, dict):
+            error(f"The task is {kind_of(self.task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
             raise GiveUp
 
     def _check_pickling(self) -> None:
-        parts = {"the class": self._env_class, "the task": self._task}
-        parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
+        parts = {"the class": self.env_class, "the task": self.task}
+        parts |= {f"env_args[{key!r}]": value for key, value in self.env_args.items()}
         for name, part in parts.items():
-            with suppress(Failed), Caller(self.report, self._limits) as caller:
+            with suppress(Failed), Caller(self.report, self.limits) as caller:
                 caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
@@ -246,7 +216,7 @@ class _Check:
 
     def _play(self) -> list[str]:
         """Play every action once, and a second episode in any case, in as many environments as that takes."""
-        waiting = deque(self._actions)
+        waiting = deque(self.actions)
         heard = self._play_in_one(waiting)
         while waiting:  # the environment plays one episode only
             heard += self._play_in_one(waiting)
@@ -258,32 +228,30 @@ class _Check:
             with suppress(NoSecondReset):
                 while waiting:
                     heard += probe.play(waiting)
-                heard += probe.play(deque(self._actions[:1]))
+                heard += probe.play(deque(self.actions[:1]))
         return heard
 
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
         if one != other:
-            text = (
-                "Two environments of the same task and seed differ: the first answered\n"
+            note, rule = self.report.warn, ""
+            if self.env_class.resumes_by == "replay":
+                note = self.report.error
+                rule = 'resumes_by = "replay" needs the same answers to the same actions.\n'
+            note(
+                f"{rule}Two environments of the same task and seed differ: the first answered\n"
                 f"  {short(one)}\nand the second\n  {short(other)}\n"
                 'Draw from random.Random(info["seed"]) if runs are to be repeatable.'
             )
-            if self._env_class.resumes_by == "replay":
-                self.report.error(
-                    f'resumes_by = "replay" needs the same answers to the same actions.\n{text}'
-                )
-            else:
-                self.report.warn(text)
 
     def _check_snapshot(self) -> None:
         """Let one environment go on from the snapshot of another, and compare their answers."""
         with self._environment() as first, self._environment() as second:
-            second.restore(first.snapshot_after(self._actions[0]))
-            for action in self._actions[1:]:
+            second.restore(first.snapshot_after(self.actions[0]))
+            for action in self.actions[1:]:
                 if first.done:
                     return
-                one, other = comparable(first.answer(action)), comparable(second.answer(action))
+                one, other = comparable(first.step(action)), comparable(second.step(action))
                 if one != other:
                     self.report.error(
                         f"After restore(), step({action!r}) answered\n  {short(other)}\nand without it\n"
@@ -293,26 +261,29 @@ class _Check:
 
     def _info(self) -> dict[str, Any]:
         """The argument that a rollout gives to ``from_dict``, with a copy of the caller's task."""
-        seed = {"seed": 0} if self._env_class.wants_seed else {}
-        return {**seed, **copy.deepcopy(self._task), **self._env_args}
+        seed = {"seed": 0} if self.env_class.wants_seed else {}
+        return {**seed, **copy.deepcopy(self.task), **self.env_args}
 
     @contextmanager
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
         """Make an environment; at the end, close it."""
         info = self._info() if info is None else info
-        with Caller(self.report, self._limits) as caller:
+        with Caller(self.report, self.limits) as caller:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
-            env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
-            if not isinstance(env, BaseEnv):
-                fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
-                self.report.error(*async_faults("from_dict()", env) or [fault])
-                raise Failed
-            probe = _Probe(caller, env)
+            make = partial(self.env_class.from_dict, info)
+            probe = _Probe(caller, caller.call("from_dict(info)", make, hint, check=_from_dict_faults))
             try:
                 yield probe
             finally:
                 with suppress(Failed):
                     probe.close()
+
+
+def _from_dict_faults(env: Any) -> list[str]:
+    if isinstance(env, BaseEnv):
+        return []
+    fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
+    return async_faults("from_dict()", env) or [fault]
 
 
 def _copied(value: Any) -> Any:

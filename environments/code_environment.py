@@ -25,8 +25,6 @@ class CodeEnvironment(MultiTurnEnvironment):
     of your own has its own way to run programs, so only one of the two can be given.
     """
 
-    own_arguments = ("max_turns", "reward_fn", "max_tests", "sandbox")
-
     def __init__(
         self,
         task: Task | None = None,
@@ -52,11 +50,6 @@ class CodeEnvironment(MultiTurnEnvironment):
             keys = ", ".join(sorted(known)) or "none"
             raise DatasetError(f"The task has no 'question' (its keys: {keys}): add the problem's text.")
         return {"question": known["question"]}, info
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        observation, reward, done, info = super().step(action)
-        metadata = self._reward_output.metadata if self._reward_output else {}
-        return observation, reward, done, {**info, "metadata": metadata}
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         output = judge(self.reward_fn, task, action)

@@ -33,10 +33,15 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
     return argparse.ArgumentParser(prog=command_name(name), description=description, formatter_class=layout)
 
 
+def module_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of the arguments of a module that can be run; as of ``command_parser``."""
+    layout = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m {module}", description=description, formatter_class=layout)
+
+
 def only_folder(arguments: list[str], module: str, description: str | None) -> Path:
     """The folder that a module's command is given, which has no other argument; ``--help`` describes it."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"python -m {module}", description=description, formatter_class=layout)
+    parser = module_parser(module, description)
     parser.add_argument("folder", metavar="FOLDER", type=Path)
     return Path(parser.parse_args(arguments).folder)
 

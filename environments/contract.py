@@ -19,10 +19,9 @@ from environments.rewards.base import is_bool
 
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
     """The faults of the return value of ``reset`` or ``follow_up``, which has to be (observation, info)."""
-    if inspect.iscoroutine(result):
-        return async_faults(method, result)
     if not isinstance(result, tuple) or len(result) != 2:
-        return [f"{method} returned {kind_of(result)}: write return observation, info (info may be {{}})."]
+        fault = f"{method} returned {kind_of(result)}: write return observation, info (info may be {{}})."
+        return async_faults(method, result) or [fault]
     return _info_faults(method, result[1])
 
 
@@ -31,15 +30,14 @@ def step_faults(result: Any) -> list[str]:
 
     The reward may be any finite real number, a bool or one of numpy's too; done an integer or numpy's bool.
     """
-    if inspect.iscoroutine(result):
-        return async_faults("step()", result)
     if isinstance(result, tuple) and len(result) == 5:
         return [
             "step() returned 5 values, as Gymnasium's do: write "
             "return observation, reward, terminated or truncated, info."
         ]
     if not isinstance(result, tuple) or len(result) != 4:
-        return [f"step() returned {kind_of(result)}: write return observation, reward, done, info."]
+        fault = f"step() returned {kind_of(result)}: write return observation, reward, done, info."
+        return async_faults("step()", result) or [fault]
     _, reward, done, info = result
     faults = _info_faults("step()", info)
     faults += _reward_faults("step()", reward)
@@ -58,35 +56,30 @@ def final_reward_faults(reward: Any) -> list[str]:
 
 def is_correct_faults(is_correct: Any) -> list[str]:
     """The faults of the return value of ``is_correct``, which has to be true, false (numpy's too) or None."""
-    method = "is_correct()"
-    if faults := async_faults(method, is_correct):
-        return faults
     if is_correct is None or is_bool(is_correct):
         return []
-    return [f"{method} returned {kind_of(is_correct)}: it has to be True, False or None."]
+    fault = f"is_correct() returned {kind_of(is_correct)}: it has to be True, False or None."
+    return async_faults("is_correct()", is_correct) or [fault]
 
 
 def metrics_faults(metrics: Any) -> list[str]:
     """The faults of the return value of ``compute_metrics``, which has to hold finite numbers by name."""
     method = "compute_metrics()"
-    if faults := async_faults(method, metrics):
-        return faults
     if not isinstance(metrics, Mapping):
-        return [f"{method} returned {kind_of(metrics)}: it has to be a dict of numbers by name."]
-    names = [name for name in metrics if not (isinstance(name, str) and re.fullmatch(r"\w+", name))]
-    values = {name: value for name, value in metrics.items() if not _is_finite_number(value)}
-    return [
-        f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
-        for name in names
-    ] + [
-        f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out where "
-        "it does not apply."
-        for name, value in values.items()
-    ]
-
-
-def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+        fault = f"{method} returned {kind_of(metrics)}: it has to be a dict of numbers by name."
+        return async_faults(method, metrics) or [fault]
+    faults = []
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and re.fullmatch(r"\w+", name)):
+            faults.append(
+                f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
+            )
+        if not isinstance(value, Real) or not math.isfinite(value):
+            faults.append(
+                f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out "
+                "where it does not apply."
+            )
+    return faults
 
 
 def async_faults(method: str, result: Any) -> list[str]:

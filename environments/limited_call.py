@@ -1,15 +1,16 @@
-"""Calls of foreign code with a time limit, whose exceptions go into a report, for ``check_environment``."""
+"""Calls of foreign code with a time limit, and the report of their exceptions, for ``check_environment``."""
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from environments.errors import ConfigError
-from environments.report import Report
+from environments.errors import ConfigError, EnvironmentFailure
 
 SIGNAL_HINT = (
     "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
@@ -29,20 +30,50 @@ class NoSecondReset(Failed):
     """The environment plays one episode only, and the report says so."""
 
 
-class Limits(NamedTuple):
-    """Seconds that a call may take, by the arguments of ``check_environment``."""
+@dataclass
+class Report:
+    """The findings of ``check_environment``; its ``str()`` is for a person to read.
 
-    timeout_seconds: float
-    reset_timeout_seconds: float
+    An error breaks rollouts or falsifies rewards; a warning is about code that works, but may surprise.
+    """
+
+    environment: str
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether there is no error."""
+        return not self.errors
+
+    def raise_if_faulty(self) -> None:
+        """Raise an EnvironmentFailure with the report as its message, if there is an error."""
+        if not self.ok:
+            raise EnvironmentFailure(str(self))
+
+    def error(self, *texts: str) -> None:
+        """Add errors, each once."""
+        self.errors += [text for text in texts if text not in self.errors]
+
+    def warn(self, *texts: str) -> None:
+        """Add warnings, each once."""
+        self.warnings += [text for text in texts if text not in self.warnings]
+
+    def __str__(self) -> str:
+        if not self.errors and not self.warnings:
+            return f"{self.environment}: all fine."
+        found = [f"error: {text}" for text in self.errors] + [f"warning: {text}" for text in self.warnings]
+        return "\n".join([f"{self.environment}:", *(textwrap.indent(text, "  ") for text in found)])
 
 
 class Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
-    ``call`` waits no longer than the limit, and reports the exception of the call.
+    Args:
+        limits: seconds that a call may take, by the arguments of ``check_environment``.
     """
 
-    def __init__(self, report: Report, limits: Limits) -> None:
+    def __init__(self, report: Report, limits: Mapping[str, float]) -> None:
         self.report = report
         self._limits = limits
         self._stuck = False
@@ -57,13 +88,15 @@ class Caller:
         hint: str = "",
         note: Callable[[str], None] | None = None,
         limit: str = "timeout_seconds",
+        check: Callable[[Any], list[str]] | None = None,
     ) -> Any:
-        """Return the value of ``function``; after its exception raise Failed, after a hang GiveUp.
+        """Return the value of ``function``; after its exception or a fault raise Failed, after a hang GiveUp.
 
         An exception is reported as an error, or by ``note``, with ``hint`` below, unless it is a ConfigError,
-        which says itself what to do. ``limit`` names the time limit of the call.
+        which says itself what to do. ``limit`` names the time limit of the call, and ``check`` finds the
+        faults of its value, which are errors.
         """
-        seconds = self._limits._asdict()[limit]
+        seconds = self._limits[limit]
         if self._stuck:
             raise GiveUp
         self._jobs.put(function)
@@ -83,6 +116,9 @@ class Caller:
                 hint = ""
             note = note or self.report.error
             note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
+            raise Failed
+        if check is not None and (faults := check(value)):
+            self.report.error(*faults)
             raise Failed
         return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import sysconfig
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from environments.bounds import near_name
 from environments.errors import ConfigError, TroupeError
 
 T = TypeVar("T")
@@ -68,9 +68,8 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
     path = known.get(name, name)
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
-        raise ConfigError(f'{setting}: there is no {name!r}. {hint} Name your own as "module:Class".')
+        hint = near_name(name, known) or f" Known: {', '.join(sorted(known))}."
+        raise ConfigError(f'{setting}: there is no {name!r}.{hint} Name your own as "module:Class".')
     module = load_module(f"{setting}={name!r}", module_name)
     found = vars(module).get(class_name)
     if not isinstance(found, type) or not issubclass(found, base):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any, Self
+from typing import Any
 
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.types import STATE_KEY
 
 
-class GuessEnvironment(BaseEnv):
+class GuessEnvironment(WorldEnvironment):
     """Find a secret number; each guess is answered by ``Higher.``, ``Lower.`` or ``Invalid.``.
 
     The model's whole message has to be an integer; anything else uses up a guess too. Reward 1 for a hit
@@ -44,13 +44,19 @@ class GuessEnvironment(BaseEnv):
         self._fixed_secret = secret
         self._random = random.Random(seed)
         self._secret: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._guesses: list[int | None] = []
         """Guesses of the present game; None stands for a message that is no number."""
+        self._first, self._last = self.low, self.high
+        """The first and the last number that the answers have left."""
+        self._num_possible = 0
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         drawn = self._random.randint(self.low, self.high)
         self._secret = drawn if self._fixed_secret is None else self._fixed_secret
-        self._guesses = []
+        self._begin()
         noun = "guess" if self.max_guesses == 1 else "guesses"
         question = f"Guess my number from {self.low} to {self.high}. You have {self.max_guesses} {noun}."
         return {"question": question}, self._state()
@@ -62,51 +68,28 @@ class GuessEnvironment(BaseEnv):
             raise EnvironmentFailure("GuessEnvironment has no game to play: call reset() first.")
         guess = _number(str(action))
         self._guesses.append(guess)
-        hit = guess == secret
-        done = hit or len(self._guesses) == self.max_guesses
-        return _answer(guess, secret), float(hit), done, {"secret": secret} if done else self._state()
+        answer = "Invalid."
+        if guess is not None:
+            self._num_possible += self._first <= guess <= self._last
+            answer = "Correct." if guess == secret else "Higher." if secret > guess else "Lower."
+            if answer == "Higher.":
+                self._first = max(self._first, guess + 1)
+            elif answer == "Lower.":
+                self._last = min(self._last, guess - 1)
+        done = guess == secret or len(self._guesses) == self.max_guesses
+        return answer, float(guess == secret), done, {"secret": secret} if done else self._state()
 
     def _state(self) -> dict[str, Any]:
-        """Name the state: the first and the last number that the answers have left, and the guesses left."""
-        assert self._secret is not None
-        tried = [guess for guess in self._guesses if guess is not None]
-        first = max([self.low, *(guess + 1 for guess in tried if guess < self._secret)])
-        last = min([self.high, *(guess - 1 for guess in tried if guess > self._secret)])
-        return {STATE_KEY: [first, last, self.max_guesses - len(self._guesses)]}
+        return {STATE_KEY: [self._first, self._last, self.max_guesses - len(self._guesses)]}
 
     def is_correct(self) -> bool:
         return self._secret in self._guesses
 
     def compute_metrics(self) -> dict[str, float]:
-        if self._secret is None or not self._guesses:
-            return {}
-        first, last, num_possible = self.low, self.high, 0
-        for guess in self._guesses:
-            if guess is None:
-                continue
-            num_possible += first <= guess <= last
-            if guess < self._secret:
-                first = max(first, guess + 1)
-            else:
-                last = min(last, guess - 1)
-        return {"possible_guesses": num_possible / len(self._guesses)}
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"secret", "low", "high", "max_guesses", "seed"})
-        return cls(**arguments)
+        return {"possible_guesses": self._num_possible / len(self._guesses)} if self._guesses else {}
 
 
 def _number(message: str) -> int | None:
     """The integer that is the whole message, but for the space around it."""
     number = re.fullmatch(r"\s*([+-]?[0-9]{1,18})\s*", message)
     return int(number[1]) if number else None  # the group: int() does not know all kinds of space
-
-
-def _answer(guess: int | None, secret: int) -> str:
-    if guess is None:
-        return "Invalid."
-    if guess == secret:
-        return "Correct."
-    return "Higher." if secret > guess else "Lower."

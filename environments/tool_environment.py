@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 from environments.base import Task, TaskEnvironment, required_reward_fn
 from environments.errors import AgentError, ConfigError
@@ -41,14 +41,6 @@ class ToolEnvironment(TaskEnvironment):
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
     1 if the episode's answer is a success by the reward function: ``is_correct``, else a reward above 0.
     """
-
-    own_arguments: ClassVar[Collection[str]] = (
-        "tools",
-        "tool_map",
-        "reward_fn",
-        "max_steps",
-        "step_reward_fn",
-    )
 
     def __init__(
         self,
@@ -95,7 +87,6 @@ class ToolEnvironment(TaskEnvironment):
             AgentError: the action is neither a text nor calls.
         """
         self.step_count += 1
-        calls = [] if isinstance(action, str) else _calls(action)
         answer = answer_of(action)
         if answer is not None:
             verdict = judge(self.reward_fn, self.task, answer)
@@ -105,7 +96,7 @@ class ToolEnvironment(TaskEnvironment):
             metadata = {"error": f"No answer within max_steps={self.max_steps}."}
             return {}, 0.0, True, {"response": action, "metadata": metadata}
         outputs: dict[str, str] = {}
-        for call_id, call in calls:
+        for call_id, call in _calls(action):
             outputs[_free_id(call_id, outputs)] = self._run(call).to_string()
         verdict = self._step_verdict(action, outputs)
         info = {"response": action, "metadata": verdict.metadata}
@@ -149,14 +140,15 @@ def _calls(action: Any) -> list[tuple[str, Read]]:
         raise AgentError(
             f"ToolEnvironment got the action {action!r}: pass a text as the answer, or a list of tool calls."
         )
-    return [(_call_id(call), _read(call)) for call in calls]
+    return [(_call_id(call), read_call(call)) for call in calls]
 
 
 def _call_id(call: Any) -> str:
     return str(call.get("id") or "call") if isinstance(call, dict) else "call"
 
 
-def _read(call: Any) -> Read:
+def read_call(call: Any) -> Read:
+    """Read a call in OpenAI's shape, or the error of one that no parser could read."""
     try:
         read = ToolCall.from_openai(call)
     except ValueError as error:
@@ -195,8 +187,6 @@ class MCPEnvironment(ToolEnvironment):
 
     The agent's side is ``ToolAgent`` with the same server in its ``tools``: both share one process of it.
     """
-
-    own_arguments = ("mcp_server_command", "mcp_server_args", "mcp_server_env", "reward_fn", "max_steps")
 
     def __init__(
         self,

@@ -128,8 +128,6 @@ class FunctionEnv(TaskEnvironment):
         parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
     """
 
-    own_arguments = ("rollout", "parser_name")
-
     def __init__(
         self,
         rollout: RolloutFunction,

@@ -6,10 +6,10 @@ A library is imported when its first environment is made, so that a process pays
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Collection
 from typing import Any
 
+from environments.bounds import near_name
 from environments.errors import ConfigError
 
 
@@ -26,8 +26,6 @@ def foreign(module: str, package: str) -> Any:
         ) from error
 
 
-def unknown(kind: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
-    """The error for a ``name`` that a library does not know, with those that look like it, and ``more``."""
-    near = get_close_matches(str(name), list(known), n=3)
-    guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return ConfigError(f"There is no {kind} {name!r}.{guess}{more}")
+def unknown(kind: str, name: str, known: Collection[str], more: str = "") -> ConfigError:
+    """The error for a ``name`` that a library does not know, with the one most like it, and ``more``."""
+    return ConfigError(f"There is no {kind} {name!r}.{near_name(name, known)}{more}")

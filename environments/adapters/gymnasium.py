@@ -6,11 +6,11 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from environments.adapters import foreign, unknown
 from environments.adapters.gymnasium_text import is_of_minigrid, render
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
 
@@ -32,7 +32,7 @@ _MAX_MAPS = 1000
 """Number of maps that are drawn in search of one with a way to the goal."""
 
 
-class GymnasiumEnvironment(BaseEnv):
+class GymnasiumEnvironment(WorldEnvironment):
     """Any environment that is registered with Gymnasium and whose action space is discrete or text.
 
     ``env_id`` of another package begins with its module: ``minigrid:MiniGrid-Empty-5x5-v0``.
@@ -108,15 +108,6 @@ class GymnasiumEnvironment(BaseEnv):
     def close(self) -> None:
         self._env.close()
 
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        own = ("env_id", "seed", "action_names", "describe", "parse", "instructions", "max_steps")
-        arguments, _ = split_info(info, {*own, "make_args"})
-        if "env_id" not in arguments:
-            raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
-        return cls(**arguments)
-
     def _choices(self) -> str:
         return f"Answer with one of: {', '.join(self._names)}." if self._names else ""
 
@@ -151,12 +142,6 @@ class FrozenLakeEnvironment(GymnasiumEnvironment):
     def is_correct(self) -> bool:
         lake = self._env.unwrapped
         return bool(lake.desc.flat[int(getattr(lake, "s", 0))] == b"G")  # before reset, it stands nowhere
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"size", "p", "seed", "is_slippery", "max_steps"})
-        return cls(**arguments)
 
 
 def is_solved(env: Any, reward: float, info: dict[str, Any]) -> bool | None:

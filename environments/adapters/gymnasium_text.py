@@ -20,9 +20,8 @@ def render(observation: Any, env: Any) -> str:
     """The environment's own picture, where it was made with ``render_mode="ansi"``, else the observation."""
     if env.render_mode == "ansi":
         return picture_in_words(str(env.render()))
-    if (
-        is_of_minigrid(env) and env.observation_space == env.unwrapped.observation_space
-    ):  # no wrapper changes it
+    # MiniGrid's own, which no wrapper changes:
+    if is_of_minigrid(env) and env.observation_space == env.unwrapped.observation_space:
         return view_in_words(observation)
     return in_words(observation)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from environments.adapters.harbor_files import read_task
 from environments.base import Task
@@ -117,8 +117,6 @@ class HarborEnvironment(ToolEnvironment):
             fresh container, to which the files of WORKDIR are brought, and no other ones.
         command_seconds: The time of a single command.
     """
-
-    own_arguments: ClassVar[tuple[str, ...]] = ("sandbox", "max_steps", "command_seconds")
 
     def __init__(
         self,

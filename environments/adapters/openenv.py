@@ -10,16 +10,14 @@ import json
 import math
 import random
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from environments.adapters import foreign
-from environments.adapters.openenv_server import address_of, is_started, open_page
-from environments.base import BaseEnv, split_info
+from environments.adapters.openenv_server import address_of, is_started
+from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardFunction, unjudged
@@ -58,9 +56,10 @@ class Episode:
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read the arguments, ``seed``, ``split`` and ``index`` as ``start``; ignore everything else."""
-        arguments, _ = split_info(info, {"server", "instructions", "timeout_seconds", "capacity_seconds"})
-        if "server" not in arguments:
+        if "server" not in info:
             raise ConfigError(f"The task has no 'server' (its keys: {', '.join(sorted(info))}): add one.")
+        known = ("server", "instructions", "timeout_seconds", "capacity_seconds")
+        arguments = {key: info[key] for key in known if key in info}
         return cls(start={key: info[key] for key in ("seed", "split", "index") if key in info}, **arguments)
 
     def begin(self) -> tuple[dict[str, str], dict[str, Any]]:
@@ -112,11 +111,10 @@ class Episode:
             if "code" not in answer:
                 return answer
             if time.monotonic() > deadline:
-                raise EnvironmentFailure(
-                    f"The OpenEnv server {self.server!r} has had no room for another session in "
-                    f"capacity_seconds={self.capacity_seconds:g} ({answer['message']}): start it with a "
-                    "higher max_concurrent_envs, or play fewer episodes at a time (fleet.num_actors times "
-                    "fleet.pairs_per_actor)."
+                raise self._failure(
+                    f"has had no room for another session in capacity_seconds={self.capacity_seconds:g} "
+                    f"({answer['message']}): start it with a higher max_concurrent_envs, or play fewer "
+                    "episodes at a time (fleet.num_actors times fleet.pairs_per_actor)."
                 )
             time.sleep(random.uniform(0.05, 0.5))
 
@@ -134,9 +132,7 @@ class Episode:
     def _exchange(self, kind: str, data: dict[str, Any], expected_error: str) -> dict[str, Any]:
         """Send a message; return the data of its answer, which hold a ``code`` in the expected error."""
         if self._connection is None:
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} has no session: call reset() first."
-            )
+            raise self._failure("has no session: call reset() first.")
         closed = foreign("websockets.exceptions", "websockets").ConnectionClosed
         try:
             with suppress(closed):  # its last words are still to be read
@@ -145,17 +141,15 @@ class Episode:
         except (OSError, closed, ValueError) as error:
             self.close()
             reason = str(error) or f"none within {self.timeout_seconds:g} s"
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} gave no answer to {kind!r}: {reason}"
-            ) from error
+            raise self._failure(f"gave no answer to {kind!r}: {reason}") from error
         content: dict[str, Any] = answer["data"]
         if answer["type"] == "error" and content["code"] != expected_error:
             self.close()
-            raise EnvironmentFailure(
-                f"The OpenEnv server {self.server!r} answers {kind!r} by {content['code']}: "
-                f"{_error_text(content)}"
-            )
+            raise self._failure(f"answers {kind!r} by {content['code']}: {_error_text(content)}")
         return content
+
+    def _failure(self, fault: str) -> EnvironmentFailure:
+        return EnvironmentFailure(f"The OpenEnv server {self.server!r} {fault}")
 
 
 class OpenEnvEnvironment(BaseEnv):
@@ -305,17 +299,14 @@ def text_of(observation: dict[str, Any]) -> str:
 
 def _fetch(server: str, path: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON at ``path``; an empty dict where the server has no such thing, as older ones have no tasks."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address_of(server) + path, data, {"Content-Type": "application/json"})
+    httpx = foreign("httpx", "httpx")
+    address, method = address_of(server) + path, "GET" if body is None else "POST"
+    options = {"timeout": 60, "follow_redirects": True, "trust_env": not is_started(server)}
     try:
-        with open_page(server, request) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 405, 501):
-            return {}
-        raise EnvironmentFailure(f"The OpenEnv server answers {error} at {request.full_url}.") from error
-    except (OSError, ValueError) as error:
-        raise EnvironmentFailure(f"No OpenEnv server answers at {request.full_url}: {error}") from error
+        answer = httpx.request(method, address, json=body, **options)
+        return {} if answer.status_code in (404, 405, 501) else answer.raise_for_status().json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise EnvironmentFailure(f"No OpenEnv server answers at {address}: {error}") from error
 
 
 def _tools_of(server: str) -> list[WorldTool]:

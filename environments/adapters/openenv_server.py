@@ -12,11 +12,10 @@ import socket
 import tempfile
 import threading
 import time
-import urllib.request
 from contextlib import suppress
-from http.client import HTTPException, HTTPResponse
 from typing import IO, NamedTuple
 
+from environments.adapters import foreign
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox.process_tree import Supervised
 
@@ -25,10 +24,6 @@ START_SECONDS = 300.0
 _ADDRESS = re.compile(r"(?:http|ws)(s?://\S+)")
 _PORT = re.compile(r"\bPORT\b")
 _LOG_BYTES = 2000
-
-
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opener of addresses of this machine: what ``http_proxy`` names is for others."""
 
 
 class _StartedServer(NamedTuple):
@@ -58,19 +53,8 @@ def address_of(server: str) -> str:
 
 
 def is_started(server: str) -> bool:
-    """Return whether ``server`` is a command, whose address is one of this machine."""
+    """Return whether ``server`` is a command: its address is one of this machine, and no proxy's."""
     return _ADDRESS.fullmatch(server) is None
-
-
-def open_page(server: str, request: urllib.request.Request) -> HTTPResponse:
-    """Send a request to a server; through the proxy of ``http_proxy`` where the server is none of ours.
-
-    Raises:
-        OSError: there is no answer, or one with an error's status.
-    """
-    opener = _direct.open if is_started(server) else urllib.request.urlopen
-    answer: HTTPResponse = opener(request, timeout=60)
-    return answer
 
 
 def end_server(server: str) -> None:
@@ -101,11 +85,14 @@ def _start(command: str) -> _StartedServer:
 
 
 def _wait_until_healthy(started: _StartedServer, command: str, log: IO[bytes]) -> None:
+    httpx = foreign("httpx", "httpx")
     deadline = time.monotonic() + START_SECONDS
-    while started.program.process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError, HTTPException), _direct.open(f"{started.address}/health", timeout=10):
-            return
-        time.sleep(0.1)
+    with httpx.Client(timeout=10, trust_env=False) as client:
+        while started.program.process.poll() is None and time.monotonic() < deadline:
+            with suppress(httpx.HTTPError):
+                client.get(f"{started.address}/health").raise_for_status()
+                return
+            time.sleep(0.1)
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
     raise EnvironmentFailure(
         f"The command {command!r} has ended, or has not answered {started.address}/health within "

@@ -9,11 +9,11 @@ import logging
 import math
 import os
 import pickle
-from typing import Any, Self
+from typing import Any
 
 from environments.adapters import foreign, unknown
 from environments.adapters.reasoning_gym_answers import checked_reward, is_data
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
@@ -33,10 +33,8 @@ _NO_DATA = (
     "was given an empty answer instead."
 )
 
-_KEYS = ("name", "seed", "size", "index", "config", "question")
 
-
-class ReasoningGymEnvironment(BaseEnv):
+class ReasoningGymEnvironment(WorldEnvironment):
     r"""Entry ``index`` of the reasoning-gym dataset ``name`` with ``seed``, ``size`` and ``config``.
 
     One question, one answer. The answer stands in the last ``<answer>`` tags, else in the last
@@ -105,14 +103,6 @@ class ReasoningGymEnvironment(BaseEnv):
     def is_correct(self) -> bool | None:
         """Return whether the answer has the full score of 1: many verifiers pay something for a wrong one."""
         return None if self._reward is None else self._reward >= FULL_SCORE
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, _KEYS)
-        if "name" not in arguments:
-            raise ConfigError(f"The task has no 'name' (its keys: {', '.join(sorted(info))}): add one.")
-        return cls(**arguments)
 
     def _score(self, answer: str) -> tuple[float, bool]:
         """The reward, and whether the verifier was given the answer: see ``score``."""

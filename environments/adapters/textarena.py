@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from environments.adapters import foreign, unknown
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.thoughts import split_thought
@@ -25,7 +25,7 @@ _MAX_OPPONENT_MOVES = 100
 """Limit of moves in a row. A game that never gives the turn back would otherwise go on for ever."""
 
 
-class TextArenaEnvironment(BaseEnv):
+class TextArenaEnvironment(WorldEnvironment):
     """A game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
 
     The agent is ``player`` (0 begins). It sees the news since its last turn; the opponent is shown
@@ -46,7 +46,6 @@ class TextArenaEnvironment(BaseEnv):
     """
 
     wants_seed = True
-    own_arguments: ClassVar[Collection[str]] = ("env_id", "opponent", "player", "seed", "game_args")
 
     def __init__(
         self,
@@ -68,7 +67,8 @@ class TextArenaEnvironment(BaseEnv):
         self._num_players = num_players
         self._seed = seed
         self._game_args = game_args or {}
-        self._shown = ""
+        self._shown: dict[int, str] = {}
+        """All that each player has seen of the game."""
         self._done = True
         self._is_won: bool | None = False
         self._early_ending: Result | None = None
@@ -98,7 +98,7 @@ class TextArenaEnvironment(BaseEnv):
                     "Give an opponent to a game for two, none to a game for one, and TextArenaSelfPlay the "
                     "num_players of its game."
                 ) from error
-        self._shown, self._is_won, self._done = "", False, False
+        self._shown, self._is_won, self._done = {}, False, False
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Make the agent's move and then the opponent's. At the end, info holds all ``rewards`` and why."""
@@ -113,14 +113,6 @@ class TextArenaEnvironment(BaseEnv):
     def is_correct(self) -> bool | None:
         return self._is_won
 
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, cls.own_arguments)
-        if "env_id" not in arguments:
-            raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
-        return cls(**arguments)
-
     @staticmethod
     def is_multithread_safe() -> bool:
         return False
@@ -132,7 +124,7 @@ class TextArenaEnvironment(BaseEnv):
                 return self._ending()
             player, seen = self._game.get_observation()
             if player == self.player:
-                return self._news(str(seen)), 0.0, False, {}
+                return self._news(player, str(seen)), 0.0, False, {}
             if self._opponent is None:
                 raise EnvironmentFailure(f"{self._env_id} waits for player {player}, who does not exist.")
             done, _ = self._game.step(str(self._opponent(str(seen))))
@@ -140,10 +132,10 @@ class TextArenaEnvironment(BaseEnv):
             f"{self._env_id} has not given the turn back after {_MAX_OPPONENT_MOVES} moves of the opponent."
         )
 
-    def _news(self, seen: str) -> str:
-        """The part that was not in the agent's last observation: most games show all of it every time."""
-        news, self._shown = seen.removeprefix(self._shown), seen
-        return news.strip()
+    def _news(self, player: int, seen: str) -> str:
+        """The part that was not in the player's last observation: most games show all of it every time."""
+        before, self._shown[player] = self._shown.get(player, ""), seen
+        return seen.removeprefix(before).strip()
 
     def _ending(self) -> tuple[str, float, bool, dict[str, Any]]:
         self._done = True
@@ -163,8 +155,6 @@ class TextArenaSelfPlay(TextArenaEnvironment):
     by their numbers. Nobody's win is a success; ``player_0_reward`` and so on are metrics.
     """
 
-    own_arguments = ("env_id", "num_players", "seed", "game_args")
-
     def __init__(
         self,
         env_id: str,
@@ -174,12 +164,11 @@ class TextArenaSelfPlay(TextArenaEnvironment):
     ) -> None:
         super().__init__(env_id, seed=seed, game_args=game_args)
         self._num_players = num_players
-        self._shown_to: dict[int, str] = {}
         self._rewards: dict[str, float] = {}
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         self._begin()
-        self._shown_to, self._rewards, self._is_won = {}, {}, None
+        self._rewards, self._is_won = {}, None
         return self._turn(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -198,10 +187,7 @@ class TextArenaSelfPlay(TextArenaEnvironment):
 
     def _turn(self) -> dict[str, str]:
         self.player, seen = self._game.get_observation()
-        self._shown = self._shown_to.get(self.player, "")
-        news = self._news(str(seen))
-        self._shown_to[self.player] = self._shown
-        return {"seat": str(self.player), "question": news}
+        return {"seat": str(self.player), "question": self._news(self.player, str(seen))}
 
 
 def _is_won(rewards: dict[int, float], player: int) -> bool | None:

@@ -11,14 +11,13 @@ import asyncio
 import functools
 import json
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 from environments.adapters import foreign
 from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, check_limits, play
-from environments.base import BaseEnv, split_info
+from environments.base import WorldEnvironment
 from environments.data.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
-from environments.types import Message
 
 _OLD_API = (
     " This package seems to be written for the API before verifiers 0.4 (import verifiers as vf, and a "
@@ -26,7 +25,7 @@ _OLD_API = (
 )
 
 
-class VerifiersEnvironment(BaseEnv):
+class VerifiersEnvironment(WorldEnvironment):
     """A task of a verifiers environment.
 
     ``config`` is verifiers' own environment configuration, as a dict or just a taskset's id:
@@ -48,6 +47,8 @@ class VerifiersEnvironment(BaseEnv):
     ``NO_PROXY=127.0.0.1``.
     """
 
+    remedy = "Take tasks that verifiers_tasks makes."
+
     def __init__(
         self, config: dict[str, Any] | str, data: dict[str, Any], timeout_seconds: float = 300.0
     ) -> None:
@@ -63,7 +64,10 @@ class VerifiersEnvironment(BaseEnv):
         """Begin the episode, up to its first model call."""
         if self._episode is not None:
             self._runner.run(self._stop())
-        observation, _, done, info = self._runner.run(self._begin())
+        self._model = AgentAsModel()
+        episode = play(self._world, self._task, self._model)
+        self._episode = self._runner.get_loop().create_task(episode)
+        observation, _, done, info = self._runner.run(self._next())
         if done:
             raise EnvironmentFailure(f"The verifiers episode ended before it called the model: {info}.")
         return observation, {}
@@ -75,8 +79,9 @@ class VerifiersEnvironment(BaseEnv):
         message = {"role": "assistant", "content": action} if isinstance(action, str) else action
         if not isinstance(message, dict) or message.get("role") != "assistant":
             raise AgentError(f"The action {action!r} is neither a text nor an assistant message.")
-        call, self._call = self._call, None
-        return self._runner.run(self._answer(call, message))
+        self._call.answer.set_result(message)
+        self._call = None
+        return self._runner.run(self._next())
 
     def close(self) -> None:
         """End the episode, its tool servers and its files."""
@@ -86,35 +91,13 @@ class VerifiersEnvironment(BaseEnv):
         finally:
             self._runner.close()
 
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> Self:
-        """Read the arguments of ``__init__`` and ignore everything else."""
-        arguments, _ = split_info(info, {"config", "data", "timeout_seconds"})
-        if not {"config", "data"} <= arguments.keys():
-            keys = ", ".join(sorted(info))
-            raise ConfigError(f"The task needs 'config' and 'data' (its keys: {keys}): see verifiers_tasks.")
-        return cls(**arguments)
-
-    async def _begin(self) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        self._model = AgentAsModel()
-        self._episode = asyncio.create_task(play(self._world, self._task, self._model))
-        return await self._next()
-
-    async def _answer(
-        self, call: ModelCall, message: Message
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        call.answer.set_result(message)
-        return await self._next()
-
     async def _next(self) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         """Let the episode go on until it calls the model or ends."""
         assert self._episode is not None
         calling = asyncio.create_task(self._model.calls.get())
         try:
             await asyncio.wait(
-                {calling, self._episode},
-                timeout=self._timeout_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
+                {calling, self._episode}, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if calling.done():
                 self._call = calling.result()

@@ -21,7 +21,8 @@ from typing import Any
 
 from environments.adapters import foreign
 from environments.errors import ConfigError
-from environments.tools.base import INVALID_TOOL_CALL
+from environments.tool_environment import read_call
+from environments.tools import ToolOutput
 from environments.types import Message
 
 MODEL = "policy"
@@ -47,18 +48,13 @@ class AgentAsModel:
         call = ModelCall(body, asyncio.get_running_loop().create_future())
         await self.calls.put(call)
         message = await call.answer
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
         reply = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": MODEL,
-            "choices": [
-                {
-                    "index": 0,
-                    "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
-                    "message": message,
-                }
-            ],
+            "choices": [{"index": 0, "finish_reason": reason, "message": message}],
         }
         response = dialect.parse_response(dialect.validate_response(reply))
         response.raw = reply
@@ -229,24 +225,18 @@ async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messag
                 return ""
             for call in message["tool_calls"]:
                 run = functools.partial(mcp.call_mcp, connections)
-                content = await _tool_result(call["function"], run, dispatch)
+                content = await _tool_result(call, run, dispatch)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
 
-async def _tool_result(function: dict[str, Any], run: Callable[..., Any], dispatch: dict[str, Any]) -> Any:
+async def _tool_result(call: dict[str, Any], run: Callable[..., Any], dispatch: dict[str, Any]) -> Any:
     """Run a tool call; an error that the model can have caused is returned as text for the model."""
-    name = function["name"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError as error:
-        return f"Error: the arguments of {name!r} are no valid JSON: {error}."
-    if not isinstance(arguments, dict):
-        return f"Error: the arguments of {name!r} have to be a JSON object."
-    if name == INVALID_TOOL_CALL:
-        return f"Error: {arguments.get('error', 'invalid tool call.')}"
-    if name not in dispatch:
-        return f"Error: unknown tool {name!r}, known: {', '.join(dispatch) or 'none'}."
-    return await run(dispatch, name, arguments)
+    read = read_call(call)
+    if isinstance(read, ToolOutput):
+        return read.to_string()
+    if read.name not in dispatch:
+        return f"Error: unknown tool {read.name!r}, known: {', '.join(dispatch) or 'none'}."
+    return await run(dispatch, read.name, read.arguments)
 
 
 def _opening(system_prompt: str | None, prompt: Any) -> list[Message]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.bounds import check_bounds, setting
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
@@ -42,20 +43,14 @@ class Curriculum:
     """
 
     by: str | None = None
-    floor: float = 0.1
-    memory: float = 0.5
+    floor: float = setting(0.1, above=0, at_most=1)
+    memory: float = setting(0.5, at_least=0, below=1)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Knowledge so far, by ``key`` of the tasks. The run puts it here, empty or from a checkpoint, which it
     reaches as JSON; changes are made in place."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.floor <= 1:
-            raise ConfigError(
-                f"floor={self.floor} of a curriculum: set a weight above 0, so that every task stays within "
-                "reach, and at most 1."
-            )
-        if not 0 <= self.memory < 1:
-            raise ConfigError(f"memory={self.memory} of a curriculum: set a share from 0 up to, but not, 1.")
+        check_bounds(self, f"{type(self).__name__}.")
 
     def check(self, tasks: Dataset) -> None:
         """Raise ``DatasetError`` for a task that cannot be placed."""
@@ -161,12 +156,7 @@ class RewardVariance(Curriculum):
         ConfigError: an argument is out of its bounds.
     """
 
-    largest: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.largest > 0:
-            raise ConfigError(f"RewardVariance(largest={self.largest}): set a variance above 0.")
+    largest: float = setting(0.25, above=0)
 
     def weight(self, key: str) -> float:
         known = self.state.get(key)
@@ -192,19 +182,14 @@ class Levels(Curriculum):
 
     by: str
     order: Sequence[Any]
-    success: float = 0.8
-    groups: int = 8
-    memory: float = 0.9
+    success: float = setting(0.8, above=0, at_most=1)
+    groups: int = setting(8, at_least=1)
+    memory: float = setting(0.9, at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.order or len({*map(str, self.order)}) < len(self.order):
             raise ConfigError(f"Levels(order={self.order!r}): name one level at least, and each once.")
-        if not 0 < self.success <= 1 or self.groups < 1:
-            raise ConfigError(
-                f"Levels(success={self.success}, groups={self.groups}): set a rate above 0 and at most 1, "
-                "and one group at least."
-            )
 
     def check(self, tasks: Dataset) -> None:
         super().check(tasks)

@@ -108,15 +108,6 @@ def _without_nulls(value: Any, row: str, path: str) -> Any:
 
 
 @runtime_checkable
-class ArrayLike(Protocol):
-    """Protocol that numpy's and torch's arrays have in common, so that neither library is imported here."""
-
-    dtype: Any
-
-    def tolist(self) -> Any: ...
-
-
-@runtime_checkable
 class ArrowRows(Protocol):
     """Attributes that a split of a Hugging Face dataset has, and no other source of rows."""
 
@@ -141,27 +132,22 @@ def _plain(value: Any, where: str) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float | date | time):
-        return _plain_number_or_time(value, where)
+        # Missing values, NaN and pandas' NaT, are the only ones that differ from themselves.
+        if value != value or value in (math.inf, -math.inf):
+            raise DatasetError(f"{where} is {value}, which JSON cannot hold: use None, or leave the row out.")
+        return value if isinstance(value, float) else value.isoformat()
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping):
         return {_text_key(key, where): _plain(value[key], f"{where}[{key!r}]") for key in value}
-    if isinstance(value, ArrayLike) and not isinstance(value, bytes):
-        array: Any = value
-        if str(array.dtype).startswith("datetime64"):
-            array = array.astype("datetime64[us]")  # finer ones become bare integers
-        return _plain(array.tolist(), where)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch, which are not imported here
+        if str(value.dtype).startswith("datetime64"):
+            value = value.astype("datetime64[us]")  # finer ones become bare integers
+        return _plain(value.tolist(), where)
     raise DatasetError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot hold: "
         "convert it to a text, a number, a list or a dict first."
     )
-
-
-def _plain_number_or_time(value: float | date | time, where: str) -> float | str:
-    # Missing values, NaN and pandas' NaT, are the only ones that differ from themselves.
-    if value != value or (isinstance(value, float) and math.isinf(value)):
-        raise DatasetError(f"{where} is {value}, which JSON cannot hold: use None, or leave the row out.")
-    return value if isinstance(value, float) else value.isoformat()
 
 
 def _text_key(key: Any, where: str) -> str:
@@ -221,11 +207,9 @@ def _csv(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow.parquet
-        from pyarrow import ArrowException
-    except ImportError as error:
-        raise DatasetError(f"Reading {path} needs pyarrow: pip install pyarrow.") from error
+    import pyarrow.parquet
+    from pyarrow import ArrowException
+
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_names(path, file.schema_arrow.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from environments.data.recordings import Recording
+from environments.data.recordings import RecordedAnswer, Recording
 from environments.types import Message, Trajectory, TrajectoryGroup
 
 
@@ -13,28 +13,29 @@ from environments.types import Message, Trajectory, TrajectoryGroup
 class _Judged:
     """A recording that has feedback."""
 
-    recording: Recording
+    answer: RecordedAnswer
+    trajectory: Trajectory
     score: float
 
     @property
     def prompt(self) -> tuple[str, tuple[int, ...]]:
         """The agent or policy, and the tokens that it was given."""
-        return self.recording.answer.model, tuple(self.recording.trajectory.completions[0].prompt_ids)
+        return self.answer.model, tuple(self.trajectory.completions[0].prompt_ids)
 
     @property
     def sampled(self) -> list[tuple[int, ...]]:
         """The tokens of the answer."""
-        return [tuple(each.completion_ids) for each in self.recording.trajectory.completions]
+        return [tuple(each.completion_ids) for each in self.trajectory.completions]
 
     @property
     def messages(self) -> list[Message]:
         """The conversation with the whole answer."""
-        return self.recording.trajectory.steps[-1].chat_completions
+        return self.trajectory.steps[-1].chat_completions
 
     @property
     def is_text(self) -> bool:
         """True if the messages alone give the tokens that the model has read and sampled."""
-        task = self.recording.trajectory.task
+        task = self.trajectory.task
         answers = [each for each in self.messages if each["role"] == "assistant"]
         return not (isinstance(task, dict) and task.get("tools")) and all(
             isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers
@@ -50,7 +51,7 @@ def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
     return [
         TrajectoryGroup(
             group_id=f"{number:08d}",
-            task=members[0].recording.trajectory.task,
+            task=members[0].trajectory.task,
             trajectories=tuple(
                 _rewarded(each, f"{number:08d}/{index:04d}") for index, each in enumerate(members)
             ),
@@ -70,11 +71,11 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
     before = {each.answer.answer_id: each.answer.after for each in recordings}
     liked: dict[str, list[Message]] = {}
     for each in _judged(recordings):
-        earlier = _earlier(each.recording.answer.answer_id, before)
+        earlier = _earlier(each.answer.answer_id, before)
         if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
             for one in earlier:
                 liked.pop(one, None)
-            liked[each.recording.answer.answer_id] = each.messages
+            liked[each.answer.answer_id] = each.messages
     return list(liked.values())
 
 
@@ -88,22 +89,19 @@ def preferred_answers(recordings: Sequence[Recording]) -> list[tuple[Trajectory,
         ranked = sorted(members, key=lambda each: -each.score)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better.score > worse.score and better.sampled != worse.sampled:
-                pairs.append((better.recording.trajectory, worse.recording.trajectory))
+                pairs.append((better.trajectory, worse.trajectory))
     return pairs
 
 
 def _judged(recordings: Sequence[Recording]) -> list[_Judged]:
     """The recordings with feedback whose tokens are the engine's."""
     return [
-        _Judged(each, each.feedback.score)
+        _Judged(each.answer, each.trajectory, each.feedback.score)
         for each in recordings
-        if each.feedback is not None and _is_exact(each.trajectory)
+        if each.feedback is not None
+        and each.trajectory.completions
+        and not any(turn.retokenized for turn in each.trajectory.completions)
     ]
-
-
-def _is_exact(trajectory: Trajectory) -> bool:
-    completions = trajectory.completions
-    return bool(completions) and not any(each.retokenized for each in completions)
 
 
 def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
@@ -115,7 +113,7 @@ def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
 
 def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
     """The trajectory with the score as its reward, which its last step gets."""
-    trajectory, score = judged.recording.trajectory, judged.score
+    trajectory, score = judged.trajectory, judged.score
     last = len(trajectory.steps) - 1
     steps = [
         replace(step, reward=score if index == last else 0.0, mc_return=score)

@@ -2,12 +2,11 @@
 
 python -m environments.data.prepare gsm8k --from downloads/gsm8k        # a folder with a file per split
 python -m environments.data.prepare aime2024 --from problems.parquet    # or .jsonl, .json, .csv
-python -m environments.data.prepare hotpotqa_combined --from hub        # with the package "datasets"
+python -m environments.data.prepare hotpotqa_combined --from hub
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from environments.bounds import near_name
-from environments.command_name import command_name, explained
+from environments.command_name import command_name, explained, module_parser
 from environments.data.dataset_files import READERS, Row, read_rows, without_filling
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import EMPTY, QUESTIONS, column_of, marked_answer
@@ -248,10 +247,8 @@ def _readable_files(path: Path) -> list[Path]:
 
 
 def _parts_on_hub(name: str, address: str) -> list[Part]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DatasetError(f"Loading {address} needs datasets: pip install datasets.") from error
+    import datasets
+
     wanted = {SOURCES[each].config for each in SETS[name]}
     parts: list[Part] = []
     try:
@@ -320,7 +317,7 @@ def report(name: str, splits: Sequence[Dataset], notes: Sequence[str]) -> str:
 @explained()
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status: 0, or 2 for a printed reason."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = module_parser("environments.data.prepare", __doc__)
     options.add_argument("name", help=f"one of {', '.join(sorted(SETS))}")
     options.add_argument(
         "--from",

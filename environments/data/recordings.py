@@ -21,7 +21,6 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -158,11 +157,8 @@ class Recordings:
 
     def answer(self, owner: str, answer_id: str) -> RecordedAnswer:
         """The recorded answer of this id. Raises ``FileNotFoundError`` if ``owner`` has none."""
-        if not self.has(answer_id):
-            raise FileNotFoundError(answer_id)
-        with self._path(answer_id).open(encoding="utf-8") as file:
-            found = RecordedAnswer(**json.loads(file.readline()))
-        if found.owner != owner:
+        found = _first_line(RecordedAnswer, self._path(answer_id)) if self.has(answer_id) else None
+        if found is None or found.owner != owner:
             raise FileNotFoundError(answer_id)
         return found
 
@@ -183,7 +179,7 @@ class Recordings:
     def feedback(self, owner: str, answer_id: str) -> Feedback | None:
         """The feedback on an answer. Raises ``FileNotFoundError`` if ``owner`` has no such recording."""
         self.answer(owner, answer_id)
-        return _feedback(self._path(answer_id, _FEEDBACK))
+        return _first_line(Feedback, self._path(answer_id, _FEEDBACK))
 
     def delete(self, owner: str, answer_id: str) -> Deletion:
         """Delete an answer's recording and feedback, and those of the answers after it in its conversation.
@@ -245,8 +241,7 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
     whole = [each for each in found.values() if _is_whole(each, found)]
     whole.sort(key=lambda each: (each.created, each.answer_id))
-    recordings = [_recording(folder, each) for each in whole]
-    read = [each for each in recordings if each is not None]
+    read = list(filter(None, (_recording(folder, each) for each in whole)))
     ids = [each.answer.answer_id for each in read]
     reading = Reading(reader=reader, time=int(time.time()), answers=ids)
     _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
@@ -273,35 +268,27 @@ def _recording(folder: Path, answer: RecordedAnswer) -> Recording | None:
         return None
     except (LookupError, TypeError, ValueError) as error:
         raise DatasetError(f"{path} holds no recording ({error!r}): repair or delete it.") from error
-    feedback = _feedback(folder / ANSWERS / f"{answer.answer_id}{_FEEDBACK}")
+    feedback = _first_line(Feedback, folder / ANSWERS / f"{answer.answer_id}{_FEEDBACK}")
     return Recording(answer=answer, trajectory=trajectory, feedback=feedback)
 
 
 def _answers(folder: Path) -> Iterator[RecordedAnswer]:
     """The recorded answers, without their trajectories."""
-    for path in (folder / ANSWERS).glob("*.json"):
-        if path.name.endswith(_FEEDBACK):
-            continue
-        with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
-            yield _parsed(RecordedAnswer, path, file.readline())
+    paths = (path for path in (folder / ANSWERS).glob("*.json") if not path.name.endswith(_FEEDBACK))
+    return filter(None, (_first_line(RecordedAnswer, path) for path in paths))
 
 
 def _readings(folder: Path) -> Iterator[Reading]:
-    for path in sorted((folder / READINGS).glob("*.json")):
-        with suppress(FileNotFoundError):
-            yield _parsed(Reading, path, path.read_text(encoding="utf-8"))
+    return filter(None, (_first_line(Reading, path) for path in sorted((folder / READINGS).glob("*.json"))))
 
 
-def _feedback(path: Path) -> Feedback | None:
+def _first_line(kind: type[T], path: Path) -> T | None:
+    """The object in the first line of a file; ``None`` if the file was deleted meanwhile."""
     try:
-        return _parsed(Feedback, path, path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            return kind(**json.loads(file.readline()))
     except FileNotFoundError:
         return None
-
-
-def _parsed(kind: type[T], path: Path, text: str) -> T:
-    try:
-        return kind(**json.loads(text))
     except (TypeError, ValueError) as error:
         raise DatasetError(f"{path} is no file of recordings ({error!r}): repair or delete it.") from error
 

@@ -25,23 +25,17 @@ from environments.sandbox.local import LocalSandbox
 
 BUGS_OF_A_KIND = 2
 """The most that a program gets."""
+_PAIRS: tuple[tuple[type[ast.AST], type[ast.AST]], ...] = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn)),
+    *((ast.Add, ast.Sub), (ast.And, ast.Or)),
+)
 _OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
+    **{one: other for pair in _PAIRS for one, other in (pair, pair[::-1])},
     ast.Mod: ast.FloorDiv,
     ast.FloorDiv: ast.Mult,
     ast.Div: ast.Mult,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
 }
+"""The operators that take the places of others."""
 _LIMITS = SandboxLimits(timeout_seconds=3, memory_bytes=256 << 20, output_bytes=256 << 10)
 _TASK = """\
 version = "1.0"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from environments.data.dataset_files import Row
 from environments.data.datasets import Dataset
 from environments.errors import DatasetError
 
@@ -15,8 +15,6 @@ FINAL_ANSWER = "####"
 
 EMPTY: tuple[object, ...] = (None, "", [])
 """Values of a column that hold nothing."""
-
-Row = dict[str, Any]
 
 
 def named_columns(tasks: Dataset, source: str) -> tuple[Dataset, str]:

@@ -9,12 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from environments.data.trajectory_json import (
-    Json,
-    plain_json,
-    trajectory_from_json,
-    trajectory_to_json,
-)
+from environments.data.trajectory_json import Json, plain_json, trajectory_from_json, trajectory_to_json
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 

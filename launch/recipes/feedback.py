@@ -7,15 +7,14 @@ writes the answers with their scores as rollouts, which ``run.replay=run`` learn
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from environments.command_name import explained, module_parser
 from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import read_recordings
-from environments.errors import ConfigError, TroupeError
+from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch.run_folder.trajectory_log import TRAIN, TrajectoryLog, kept_steps
 from launch.workload import Workload
@@ -78,19 +77,16 @@ def write_rollouts(
     return groups[: num_updates * groups_per_step]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit status: 0, or 2 for a printed reason."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+@explained()
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status."""
+    options = module_parser("launch.recipes.feedback", __doc__)
     options.add_argument("recordings", help="server.recording.folder of the server")
     options.add_argument("run", help="a new folder for the rollouts")
     options.add_argument("--groups-per-step", type=int, default=8, help="rollout.groups_per_step")
     options.add_argument("--reader", default=READER, help="a name in server.recording.readers")
     given = options.parse_args(arguments)
-    try:
-        groups = write_rollouts(given.recordings, given.run, given.groups_per_step, given.reader)
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    groups = write_rollouts(given.recordings, given.run, given.groups_per_step, given.reader)
     num_answers = sum(len(each.trajectories) for each in groups)
     settings = (
         f"run.replay={given.run} run.num_steps={len(groups) // given.groups_per_step} "

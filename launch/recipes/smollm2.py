@@ -8,14 +8,14 @@ model calls in one of ten answers, and then wrongly; after two, one of four answ
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from environments import Dataset, RewardOutput, ToolEnvironment
+from environments import RewardOutput, ToolEnvironment
 from environments.rewards.boxed import last_boxed
 from environments.types import Message
-from launch.recipes.calculator import split_problems, task_from_message
+from launch.recipes import calculator
 from launch.workload import Workload
-from policies import ToolAgent
 
 
 def worked_example(question: str, expression: str, answer: str) -> list[Message]:
@@ -56,15 +56,11 @@ EXAMPLES = [
 
 
 def workload(seed: int) -> Workload:
-    """All problems with two-digit operands; the held-out ones are the same for every seed."""
-    held_out, rest = split_problems()
-    return Workload(
-        agent_class=ToolAgent,
+    """The problems of ``calculator``; the held-out ones are the same for every seed."""
+    return replace(
+        calculator.workload(seed),
         env_class=ToolEnvironment,
-        train_dataset=Dataset(rest, name="calculator", split="train").shuffle(seed),
-        val_dataset=Dataset(held_out, name="calculator", split="test"),
         agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
-        task_from_message=task_from_message,
-        description="Works out sums and products with a calculator. Answers in \\boxed{}.",
+        demonstrations=(),
     )

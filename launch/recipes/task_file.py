@@ -23,33 +23,27 @@ from environments.adapters.openenv import (
     openenv_world,
 )
 from environments.adapters.openenv_server import end_server
-from environments.base import BaseEnv
 from environments.data.conversation_file import read_conversations
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import named_columns
 from environments.errors import ConfigError, DatasetError
 from environments.named_module import load_class, load_function
-from environments.rewards import (
-    RewardFunction,
-    code_reward_fn,
-    math_reward_fn,
-    search_reward_fn,
-)
+from environments.rewards import RewardFunction, code_reward_fn, math_reward_fn, search_reward_fn
 from environments.rewards.base import unjudged
 from environments.sandbox.base import Sandbox
 from environments.types import Message
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
-from policies.agents.answering import CodingAgent, MathAgent, PromptAgent
+from policies.agents.answering import PromptAgent
 from policies.agents.base import BaseAgent
 from policies.agents.game import GameAgent
 from policies.agents.tool import ToolAgent
 
-AGENTS: dict[str, tuple[type[BaseAgent], type[BaseEnv]]] = {
-    "math": (MathAgent, SingleTurnEnvironment),
-    "code": (CodingAgent, CodeEnvironment),
-    "messages": (PromptAgent, SingleTurnEnvironment),
+AGENTS = {
+    "math": "policies.agents.answering:MathAgent",
+    "code": "policies.agents.answering:CodingAgent",
+    "messages": "policies.agents.answering:PromptAgent",
 }
 OUTSIDE = "outside"
 """Name of the agent whose program runs elsewhere."""
@@ -99,15 +93,14 @@ def conversation_workload(conversations: list[list[Message]]) -> Workload:
     """The workload of conversations to imitate: what stands before their first answers are its tasks, and
     nobody judges other answers to them.
     """
-    asked = [
-        list(takewhile(lambda message: message["role"] != "assistant", messages))
-        for messages in conversations
-    ]
     return Workload(
         agent_class=PromptAgent,
         env_class=SingleTurnEnvironment,
         env_args={"reward_fn": unjudged},
-        train_dataset=Dataset({"messages": each} for each in asked),
+        train_dataset=Dataset(
+            {"messages": list(takewhile(lambda message: message["role"] != "assistant", each))}
+            for each in conversations
+        ),
         demonstrations=conversations,
     )
 
@@ -162,13 +155,9 @@ def task_file_workload(
         raise ConfigError(
             f"agent={agent} does not fit {dataset}, whose question is {shape}: set agent={fitting}."
         )
-    agent_class, env_class = AGENTS.get(agent, (None, SingleTurnEnvironment))
-    if agent_class is None:
-        known = {name: f"{each.__module__}:{each.__qualname__}" for name, (each, _) in AGENTS.items()}
-        agent_class = load_class("agent", agent, known, BaseAgent)
     return Workload(
-        agent_class=agent_class,
-        env_class=env_class,
+        agent_class=load_class("agent", agent, AGENTS, BaseAgent),
+        env_class=CodeEnvironment if agent == "code" else SingleTurnEnvironment,
         env_args={"reward_fn": _reward(reward)},
         train_dataset=tasks.shuffle(seed),
         val_dataset=held_out_tasks,

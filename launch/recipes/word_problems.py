@@ -6,6 +6,7 @@ problem is trained on.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,26 +33,17 @@ class Kind:
 
 KINDS = {
     "more": Kind(
-        "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
-        lambda a, b: a + b,
+        "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?", operator.add
     ),
-    "left": Kind(
-        "{name} had {a} {things} and gave away {b}. How many {things} are left?", lambda a, b: a - b
-    ),
+    "left": Kind("{name} had {a} {things} and gave away {b}. How many {things} are left?", operator.sub),
     "together": Kind(
-        "{name} has {a} {things} and {other} has {b}. How many {things} do they have together?",
-        lambda a, b: a + b,
+        "{name} has {a} {things} and {other} has {b}. How many {things} do they have together?", operator.add
     ),
-    "boxes": Kind(
-        "There are {b} boxes with {a} {things} each. How many {things} are there?", lambda a, b: a * b
-    ),
+    "boxes": Kind("There are {b} boxes with {a} {things} each. How many {things} are there?", operator.mul),
     "difference": Kind(
-        "{name} has {a} {things} and {other} has {b}. How many more {things} does {name} have?",
-        lambda a, b: a - b,
+        "{name} has {a} {things} and {other} has {b}. How many more {things} does {name} have?", operator.sub
     ),
-    "packs": Kind(
-        "{name} buys {b} packs of {a} {things}. How many {things} does {name} buy?", lambda a, b: a * b
-    ),
+    "packs": Kind("{name} buys {b} packs of {a} {things}. How many {things} does {name} buy?", operator.mul),
 }
 EXAMPLES = [
     *worked_example("Eva had 40 nuts and ate 15. How many nuts are left?", "40-15", "25"),

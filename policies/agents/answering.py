@@ -8,7 +8,7 @@ from typing import Any
 
 from environments.errors import AgentError
 from environments.thoughts import split_thought
-from environments.types import Action, Message
+from environments.types import Message
 from policies.agents.base import HistoryAgent
 
 MATH_INSTRUCTION = "Let's think step by step, and put your final answer within \\boxed{}."
@@ -41,10 +41,6 @@ class AnsweringAgent(HistoryAgent):
     ) -> None:
         if not done:
             self.messages.append({"role": "user", "content": self._request(observation)})
-
-    def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        self.messages.append({"role": "assistant", "content": response})
-        return self._acted(response, split_thought(response)[0], response)
 
     @property
     def chat_completions(self) -> list[Message]:
@@ -88,20 +84,17 @@ class CodingAgent(AnsweringAgent):
         return f"{text}\n\n{REPAIR if self.trajectory.steps else CODE_INSTRUCTION}"
 
 
-class PromptAgent(AnsweringAgent):
+class PromptAgent(HistoryAgent):
     """Shows ``observation["messages"]`` as they are; the action is the whole response. It answers once."""
 
     def __init__(self) -> None:
-        super().__init__(accumulate_thinking=True)
+        self.reset()
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
         if not done:
             self.messages += copy.deepcopy(observation["messages"])
-
-    def _request(self, observation: Any) -> str:
-        raise AgentError("PromptAgent answers once: use MessagesAgent for an environment that goes on.")
 
 
 def _question(observation: Any, agent: str, noun: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.errors import AgentError
+from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
 
 
@@ -103,6 +104,11 @@ class HistoryAgent(BaseAgent):
     def reset(self) -> None:
         self._trajectory = Trajectory()
         self.messages = []
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        """Take the whole response as the action."""
+        self.messages.append({"role": "assistant", "content": response})
+        return self._acted(response, split_thought(response)[0], response)
 
     def _acted(self, response: str, thought: str, action: Any) -> Action:
         """Append the step that ends with ``response``, which is in the history, and return its action."""

@@ -13,7 +13,7 @@ from policies.agents.parsers.base import ToolParser
 from policies.agents.parsers.deepseek import DeepSeekParser
 from policies.agents.parsers.hermes import HermesBriefParser, HermesParser, Qwen3CoderParser
 from policies.agents.parsers.plain_json import Llama3JsonParser, MistralParser
-from policies.agents.parsers.served import VLLM, OpenAIParser, VLLMNamedParser
+from policies.agents.parsers.served import VLLM, ServedParser
 
 __all__ = ["PARSERS", "TEXT_PARSERS", "ToolParser", "get_tool_parser", "parser_name_of"]
 
@@ -23,7 +23,7 @@ PARSERS: dict[str, type[ToolParser]] = {
     "hermes-brief": HermesBriefParser,
     "llama3-json": Llama3JsonParser,
     "mistral": MistralParser,
-    "openai": OpenAIParser,
+    "openai": ServedParser,
     "qwen": HermesParser,
     "qwen3-coder": Qwen3CoderParser,
     "r1": DeepSeekParser,
@@ -44,7 +44,7 @@ def get_tool_parser(parser: str | ToolParser | type[ToolParser], setting: str = 
     """
     if isinstance(parser, str):
         if parser.startswith(VLLM):
-            return VLLMNamedParser(parser)
+            return ServedParser(parser)
         if parser in PARSERS:
             return PARSERS[parser]()
         if ":" not in parser:

@@ -85,6 +85,8 @@ class BlockParser(ToolParser):
     """True where a block has an end of its own, so that no text after it changes what it says."""
     beginning: re.Pattern[str] | None = None
     """A block up to the object of its first call's arguments; one group is the name, as JSON or plain."""
+    prompt: str
+    """The text that explains tools, with ``{schemas}`` in the place of theirs, one a line."""
 
     @abstractmethod
     def blocks(self, text: str) -> Iterator[Block]:
@@ -99,6 +101,10 @@ class BlockParser(ToolParser):
             return encodable(MODEL_JSON.decode(name) if name.startswith('"') else name.strip()), match.end()
         except ValueError:
             return None
+
+    def get_tool_prompt(self, schemas: list[Json]) -> str:
+        lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+        return self.prompt.format(schemas=lines) if schemas else ""
 
     def parse(self, text: str) -> list[ToolCall]:
         return [call for block in self.blocks(text) for call in block.calls]
@@ -148,7 +154,7 @@ def read_json(text: str, position: int) -> tuple[Any, int]:
         raise ValueError(f"{error.msg} at character {error.pos - start}") from error
 
 
-def read_calls(text: str, position: int, key: str) -> Iterator[tuple[ToolCall, int]]:
+def read_calls(text: str, position: int) -> Iterator[tuple[ToolCall, int]]:
     """The calls of one JSON object or of a list of them, each with the position after it.
 
     Raises:
@@ -157,14 +163,14 @@ def read_calls(text: str, position: int, key: str) -> Iterator[tuple[ToolCall, i
     position = after_space(text, position)
     if not text.startswith("[", position):
         value, position = read_json(text, position)
-        yield read_object(value, key), position
+        yield read_object(value, "arguments"), position
         return
     mark = "["
     while mark in ("[", ","):
         value, position = read_json(text, position + 1)
         position = after_space(text, position)
         mark = text[position : position + 1]
-        yield read_object(value, key), position + (mark == "]")
+        yield read_object(value, "arguments"), position + (mark == "]")
     if mark != "]":
         raise ValueError("Expecting ',' or ']' after a call")
 
@@ -184,9 +190,3 @@ def checked(name: str, arguments: Any) -> ToolCall:
         return ToolCall.from_openai({"function": {"name": name, "arguments": arguments}})
     except ValueError as error:
         return invalid(f"{str(error)[:1].upper()}{str(error)[1:]}")
-
-
-def explained(prompt: str, schemas: Sequence[Json]) -> str:
-    """``prompt`` with the schemas in it, one a line. Empty without any."""
-    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-    return prompt.format(schemas=lines) if schemas else ""

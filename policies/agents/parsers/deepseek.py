@@ -8,16 +8,7 @@ import re
 from collections.abc import Iterator
 
 from environments.tools import ToolCall
-from policies.agents.parsers.base import (
-    Block,
-    BlockParser,
-    Json,
-    checked,
-    explained,
-    invalid,
-    read_json,
-    unread,
-)
+from policies.agents.parsers.base import Block, BlockParser, checked, invalid, read_json, unread
 
 CLOSE = "<｜tool▁call▁end｜>"
 
@@ -40,6 +31,7 @@ class DeepSeekParser(BlockParser):
     Also V3.1, which writes the name, the separator and the bare arguments.
     """
 
+    prompt = PROMPT
     openings = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
     _BLOCK = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁(?:begin|end)｜>")
     _HEAD = re.compile(
@@ -61,9 +53,6 @@ class DeepSeekParser(BlockParser):
     def around_arguments(self, name: str) -> tuple[str, str]:
         begin = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
         return begin, "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-
-    def get_tool_prompt(self, schemas: list[Json]) -> str:
-        return explained(PROMPT, schemas)
 
     def _read(self, text: str, begin: re.Match[str]) -> tuple[ToolCall, int]:
         """A call and the position after it."""

@@ -16,7 +16,6 @@ from policies.agents.parsers.base import (
     BlockParser,
     Json,
     after_space,
-    explained,
     invalid,
     read_calls,
     unread,
@@ -130,18 +129,16 @@ class HermesParser(TaggedParser):
     Qwen's chat template.
     """
 
+    prompt = HERMES_PROMPT
     language = "JSON"
     beginning = re.compile(rf"{OPEN}\s*{NAME}")
     starts = ("{", "[")
 
     def read(self, text: str, position: int) -> Iterator[tuple[ToolCall, int]]:
-        return read_calls(text, position, "arguments")
+        return read_calls(text, position)
 
     def around_arguments(self, name: str) -> tuple[str, str]:
         return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{CLOSE}"
-
-    def get_tool_prompt(self, schemas: list[Json]) -> str:
-        return explained(HERMES_PROMPT, schemas)
 
 
 class HermesBriefParser(HermesParser):
@@ -161,6 +158,7 @@ class Qwen3CoderParser(TaggedParser):
     now and then leaves ``<tool_call>`` out.
     """
 
+    prompt = QWEN3_CODER_PROMPT
     language = "XML"
     starts = ("<function=",)
     openings = (OPEN, "<function=", CLOSE)
@@ -201,9 +199,6 @@ class Qwen3CoderParser(TaggedParser):
 
     def around_arguments(self, name: str) -> tuple[str, str]:
         return f"{OPEN}\n<function={name}>\n", f"\n</function>\n{CLOSE}"
-
-    def get_tool_prompt(self, schemas: list[Json]) -> str:
-        return explained(QWEN3_CODER_PROMPT, schemas)
 
 
 def _brief_line(function: Json) -> str:

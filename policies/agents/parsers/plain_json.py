@@ -11,10 +11,8 @@ from policies.agents.parsers.base import (
     NAME,
     Block,
     BlockParser,
-    Json,
     after_space,
     checked,
-    explained,
     invalid,
     read_calls,
     read_json,
@@ -47,6 +45,7 @@ class Llama3JsonParser(BlockParser):
     JSON, and braces further on, are plain answers. Text after a call makes it malformed, not plain.
     """
 
+    prompt = LLAMA3_PROMPT
     _TAG = "<|python_tag|>"
     openings = (_TAG,)
     opens_answer = "{"
@@ -85,9 +84,6 @@ class Llama3JsonParser(BlockParser):
     def around_arguments(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
-    def get_tool_prompt(self, schemas: list[Json]) -> str:
-        return explained(LLAMA3_PROMPT, schemas)
-
     def _begins_a_call(self, text: str, position: int) -> bool:
         try:
             value, _ = read_json(text, position)
@@ -102,6 +98,7 @@ class MistralParser(BlockParser):
     Its newer models write ``[TOOL_CALLS]name[ARGS]{...}`` for each call.
     """
 
+    prompt = MISTRAL_PROMPT
     _TAG = "[TOOL_CALLS]"
     _NAME = re.compile(r"\s*([^\s\[{]+)\s*+(?:\[CALL_ID\][^\s\[{]*)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
     openings = (_TAG,)
@@ -124,13 +121,10 @@ class MistralParser(BlockParser):
     def around_arguments(self, name: str) -> tuple[str, str]:
         return f'{self._TAG}[{{"name": {json.dumps(name)}, "arguments": ', "}]"
 
-    def get_tool_prompt(self, schemas: list[Json]) -> str:
-        return explained(MISTRAL_PROMPT, schemas)
-
     def _read(self, text: str, position: int) -> Iterator[tuple[ToolCall, int]]:
         name = self._NAME.match(text, position)
         if name is None:
-            yield from read_calls(text, position, "arguments")
+            yield from read_calls(text, position)
         else:
             arguments, position = read_json(text, name.end())
             yield checked(name[1], arguments), position

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
-from environments.base import ActorNeeds
+from environments.base import ActorNeeds, WorldEnvironment
 from environments.errors import EnvironmentFailure
 
 
@@ -192,3 +192,36 @@ def test_reward_function_says_true_false_or_nothing(said):
     env.reset()
     with pytest.raises(EnvironmentFailure, match=r"grade.* returned is_correct=.*True, False or None"):
         env.step("a")
+
+
+class Counted(Countdown):
+    """Names an argument of its own and passes the others on."""
+
+    def __init__(self, task, start, **others):
+        super().__init__(task, **others)
+        self.start = start
+
+
+def test_arguments_that_are_passed_on_reach_the_class_above():
+    env = Counted.from_dict({"question": "q", "start": 4, "max_turns": 2, "self": "a column"})
+    assert (env.start, env.max_turns) == (4, 2)
+    assert env.task == {"question": "q", "self": "a column"}
+
+
+def test_world_that_lacks_an_argument_names_it():
+    class Maze(WorldEnvironment):
+        def __init__(self, size, seed=0):
+            self.size, self.seed = size, seed
+
+        def reset(self):
+            return "?", {}
+
+        def step(self, action):
+            return "", 0.0, True, {}
+
+    maze = Maze.from_dict({"size": 3, "difficulty": "hard"})
+    assert (maze.size, maze.seed) == (3, 0)
+    with pytest.raises(
+        ConfigError, match="Maze needs more than the keys seed: missing a required argument: 'size'"
+    ):
+        Maze.from_dict({"seed": 1})
