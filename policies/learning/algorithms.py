@@ -26,135 +26,30 @@ from policies.learning.registry import (
 )
 from policies.learning.settings import AlgorithmConfig
 
-_ALL_GROUPS = "the objective is a mean over all groups"
-_DUAL_CLIP = "dual clip at ratio 3 where the advantage is negative"
-_ON_POLICY = "derived on-policy: several mini-batches an update have no ratio that corrects the later ones"
 ALGORITHMS = {
-    "grpo": Definition(
-        advantage="grpo",
-        summary="distance from the group's mean in standard deviations; clipped ratio",
-        paper="Shao et al. 2024 (DeepSeekMath), section 4.1",
-        zero_signal_source=f"eq. 3: {_ALL_GROUPS}",
-        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
-    ),
+    "grpo": Definition(advantage="grpo"),  # Shao et al. 2024 (DeepSeekMath), section 4.1
+    # Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2
     "dr_grpo": Definition(
         advantage="grpo",
         loss_aggregation="seq-mean-token-sum-norm",
         options={"normalize_by_std": False},
-        summary="GRPO without the division; a response's sum is divided by the longest length",
-        paper="Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2",
-        zero_signal_source=f"section 3.2: {_ALL_GROUPS}",
-        differences=_DUAL_CLIP,
     ),
-    "dapo": Definition(
-        advantage="grpo",
-        clip_high=0.28,
-        zero_signal_groups="refill",
-        overlong_penalty=1.0,
-        summary="GRPO with clip 0.2/0.28, refilled groups and a penalty for overlong responses",
-        paper="Yu et al. 2025, section 3",
-        zero_signal_source="eq. 11: dynamic sampling",
-        differences=f"mean over the tokens of a mini-batch, not of each group; {_DUAL_CLIP}",
-    ),
-    "gspo": Definition(
-        advantage="grpo",
-        loss="gspo",
-        summary="GRPO with one ratio per sequence",
-        paper="Zheng et al. 2025, section 4",
-        zero_signal_source=f"eq. 5: {_ALL_GROUPS}",
-    ),
-    "cispo": Definition(
-        advantage="grpo",
-        loss="cispo",
-        summary="GRPO with clipped weights instead of clipped tokens",
-        paper="MiniMax 2025 (MiniMax-M1), section 3.1",
-        zero_signal_source=f"eq. 4: {_ALL_GROUPS}",
-        differences="mean over the tokens of a mini-batch, not of each group; no dynamic sampling and length "
-        "penalty, which the paper's runs take from DAPO; the upper clip is 0.2, and the paper gives none",
-    ),
-    "gigpo": Definition(
-        advantage="gigpo",
-        gamma=0.95,
-        summary="GRPO, and omega times the distance of a turn's discounted return from those of the group's "
-        "turns that began in an equal state",
-        paper="Feng et al. 2025 (GiGPO), section 4",
-        zero_signal_source=f"eq. 9: {_ALL_GROUPS}",
-        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
-    ),
-    "mt_grpo": Definition(
-        advantage="mt_grpo",
-        gamma=0.0,
-        summary="GRPO, and omega times the distance of a turn's own reward from those of the same turn of "
-        "others",
-        paper="Zeng et al. 2025 (MT-GRPO), the additive estimator",
-        zero_signal_source=f"the objective is GRPO's: {_ALL_GROUPS}",
-        differences="the paper has two turns; the trajectory's part compares the sum of all rewards, not the "
-        f"outcome's alone, and the last turn has a part of its own too; no KL term; {_DUAL_CLIP}",
-    ),
-    "rloo": Definition(
-        advantage="rloo",
-        loss="reinforce",
-        summary="distance from the mean of the others; policy gradient without a ratio",
-        paper="Ahmadian et al. 2024",
-        zero_signal_source=f"section 3: {_ALL_GROUPS}",
-        differences=f"no KL in the reward; {_ON_POLICY}",
-    ),
-    "reinforce_plus_plus": Definition(
-        advantage="reinforce_plus_plus",
-        summary="discounted return per token, normalized over the batch; clipped ratio",
-        paper="Hu et al. 2025 (REINFORCE++)",
-        zero_signal_source="no groups",
-        differences=f"no KL in the reward; {_DUAL_CLIP}",
-    ),
-    "reinforce_plus_plus_baseline": Definition(
-        advantage="reinforce_plus_plus_baseline",
-        summary="distance from the group's mean, normalized over the batch; clipped ratio",
-        paper="Hu et al. 2025 (REINFORCE++ with baseline)",
-        zero_signal_source="the batch's normalization is over all groups",
-        differences=f"no KL term; {_DUAL_CLIP}",
-    ),
-    "remax": Definition(
-        advantage="remax",
-        loss="reinforce",
-        summary="distance from the reward of a greedy rollout; policy gradient without a ratio",
-        paper="Li et al. 2023",
-        zero_signal_source="no groups",
-        differences=f"no KL in the reward; {_ON_POLICY}",
-    ),
-    "opo": Definition(
-        advantage="opo",
-        loss="reinforce",
-        summary="distance from a mean weighted by length; policy gradient without a ratio",
-        paper="Hao et al. 2025",
-        zero_signal_source="the expectation is over all tasks",
-        differences=_ON_POLICY,
-    ),
-    "gpg": Definition(
-        advantage="gpg",
-        loss="gpg",
-        summary="distance from the group's mean; policy gradient, corrected for groups without a signal",
-        paper="Chu et al. 2025",
-        zero_signal_source="they count in alpha = N / (N - M), which makes up for them",
-        differences="no resampling where few groups have a signal",
-    ),
-    "ppo": Definition(
-        advantage="gae",
-        summary="generalized advantages of a critic; clipped ratio",
-        paper="Schulman et al. 2017, and 2016 for the advantages",
-        zero_signal_source="no groups",
-        differences="advantages are normalized over the update; the value loss is clipped at 0.5 around the "
-        "old values; an episode that a limit has ended is worth nothing more, as if it were finished; "
-        f"{_DUAL_CLIP}",
-    ),
-    "distillation": Definition(
-        advantage="reverse_kl",
-        summary="log-probability of each sampled token under a teacher, less the policy's own; clipped ratio",
-        paper="Agarwal et al. 2024 (GKD); Gu et al. 2024 (MiniLLM); Lu et al. 2025",
-        zero_signal_source="no groups",
-        differences="one sampled token instead of GKD's sum over the vocabulary; no token pays for what "
-        f"follows it, as it does in MiniLLM; {_DUAL_CLIP}",
-    ),
+    # Yu et al. 2025, section 3
+    "dapo": Definition(advantage="grpo", clip_high=0.28, zero_signal_groups="refill", overlong_penalty=1.0),
+    "gspo": Definition(advantage="grpo", loss="gspo"),  # Zheng et al. 2025, section 4
+    "cispo": Definition(advantage="grpo", loss="cispo"),  # MiniMax 2025 (MiniMax-M1), section 3.1
+    "gigpo": Definition(advantage="gigpo", gamma=0.95),  # Feng et al. 2025 (GiGPO), section 4
+    "mt_grpo": Definition(advantage="mt_grpo", gamma=0.0),  # Zeng et al. 2025, the additive estimator
+    "rloo": Definition(advantage="rloo", loss="reinforce"),  # Ahmadian et al. 2024
+    "reinforce_plus_plus": Definition(advantage="reinforce_plus_plus"),  # Hu et al. 2025
+    "reinforce_plus_plus_baseline": Definition(advantage="reinforce_plus_plus_baseline"),
+    "remax": Definition(advantage="remax", loss="reinforce"),  # Li et al. 2023
+    "opo": Definition(advantage="opo", loss="reinforce"),  # Hao et al. 2025
+    "gpg": Definition(advantage="gpg", loss="gpg"),  # Chu et al. 2025
+    "ppo": Definition(advantage="gae"),  # Schulman et al. 2017
+    "distillation": Definition(advantage="reverse_kl"),  # Agarwal et al. 2024 (GKD)
 }
+"""Rows of README's table, which says what each compares, and where its defaults are not the paper's."""
 SHIPPED = frozenset(ALGORITHMS)
 """The algorithms that come with Troupe; a user's module may add others."""
 

@@ -104,12 +104,6 @@ class Definition:
     """Part of the algorithm's definition: they cannot be set."""
     zero_signal_groups: str = "keep"
     overlong_penalty: float = 0.0
-    summary: str = ""
-    paper: str = ""
-    zero_signal_source: str = ""
-    """Place in the paper that says what becomes of groups whose members were all rewarded alike."""
-    differences: str = ""
-    """Differences from the paper by default."""
 
 
 # -- estimators ----------------------------------------------------------------------------------------
