@@ -32,6 +32,7 @@ from policies.model_api.errors import (
     invalid_body,
 )
 from policies.model_api.protocol import ChatRequest
+from policies.model_api.reply import choice_of, usage_of
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
@@ -216,7 +217,7 @@ def _step_chunk(head: Json, step: StepEvent) -> Json:
     return {
         **head,
         "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}],
+        "choices": [choice_of("delta", delta, None)],
         "policy_version": step.policy_version,
         "step": {"number": step.index + 1, "text": step.text, "observation": step.observation},
     }
@@ -241,12 +242,7 @@ class _Answer:
         is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
         self._text = last.model_response
         self.finish_reason = "stop" if is_whole else "length"
-        num_read, num_sampled = tokens_of(trajectory)
-        self._usage = {
-            "prompt_tokens": num_read,
-            "completion_tokens": num_sampled,
-            "total_tokens": num_read + num_sampled,
-        }
+        self._usage = usage_of(*tokens_of(trajectory))
         self._head = {
             **head,
             "policy_version": version_of(trajectory),
@@ -261,12 +257,11 @@ class _Answer:
         return message | ({"reasoning_content": reasoning} if reasoning else {})
 
     def whole(self, steps: str) -> Json:
-        message = self.message(steps)
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
+        choice = choice_of("message", self.message(steps), self.finish_reason)
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        choice = choice_of("delta", delta, finish_reason)
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def usage_chunk(self) -> Json:

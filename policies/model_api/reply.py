@@ -202,8 +202,7 @@ class ChatReply(Reply):
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         if piece.is_first:
-            delta = {"role": "assistant", "content": ""}
-            opening = {"index": piece.index, "delta": delta, "finish_reason": None, "logprobs": None}
+            opening = choice_of("delta", {"role": "assistant", "content": ""}, None, piece.index)
             yield {**self._chunk(piece.output.policy_version, [opening]), **self._prompt(piece)}
         yield from super().chunks(piece)
 
@@ -292,12 +291,18 @@ def _oldest_version(pieces: list[Piece]) -> int:
 
 
 def _usage(pieces: list[Piece], num_prompt_tokens: int) -> Json:
-    num_completion_tokens = sum(len(piece.output.token_ids) for piece in pieces)
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_completion_tokens,
-        "total_tokens": num_prompt_tokens + num_completion_tokens,
-    }
+    return usage_of(num_prompt_tokens, sum(len(piece.output.token_ids) for piece in pieces))
+
+
+def usage_of(num_read: int, num_sampled: int) -> Json:
+    """The ``usage`` of a completion."""
+    total = num_read + num_sampled
+    return {"prompt_tokens": num_read, "completion_tokens": num_sampled, "total_tokens": total}
+
+
+def choice_of(field: str, content: Json, finish_reason: str | None, index: int = 0) -> Json:
+    """A choice of a chat completion, by its ``message``, or of a chunk, by its ``delta``."""
+    return {"index": index, field: content, "finish_reason": finish_reason, "logprobs": None}
 
 
 def _utf8(token: str) -> list[int] | None:
