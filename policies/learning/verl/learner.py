@@ -40,21 +40,13 @@ ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
 """File to which verl writes rank and alpha of a checkpoint's adapters."""
 
-METRIC_NAMES = {
-    "loss": "learn/loss",
-    "grad_norm": "learn/grad_norm",
-    "lr": "learn/lr",
-    "clip_fraction": "learn/clip_fraction",
-    "clip_fraction_low": "learn/clip_fraction_low",
-    "clip_fraction_high": "learn/clip_fraction_high",
-    "clip_fraction_dual": "learn/clip_fraction_dual",
-    "kl": "learn/kl",
-    "ratio_mean": "learn/ratio_mean",
-    "weight_mean": "learn/weight_mean",
-    "weight_truncated_fraction": "learn/weight_truncated_fraction",
-    "weight_effective_fraction": "learn/weight_effective_fraction",
+OWN_NAMES = (
+    *("loss", "grad_norm", "lr", "clip_fraction", "clip_fraction_low", "clip_fraction_high"),
+    *("clip_fraction_dual", "kl", "ratio_mean", "weight_mean", "weight_truncated_fraction"),
+    *("weight_effective_fraction", "kl_loss"),
+)
+METRIC_NAMES = {name: f"learn/{name}" for name in OWN_NAMES} | {
     "surprise": "learn/entropy",
-    "kl_loss": "learn/kl_loss",
     "actor/entropy_loss": "learn/entropy_bonus",
 }
 FIRST_STEP_NAMES = {
