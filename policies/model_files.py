@@ -33,10 +33,7 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
 
     from policies.chat import ChatRenderer, load_tokenizer
 
-    if Path(model).is_dir():
-        check_files(Path(model))
-    else:
-        _check_hub(model, "model.path")
+    _check_model(model, "model.path")
     tokenizer = load_tokenizer(model)
     if Path(model).is_dir():
         _check_tokenizer(Path(model), tokenizer)
@@ -70,10 +67,7 @@ def check_teacher(
     from policies.chat import load_tokenizer
 
     setting = "algorithm.options.teacher"
-    if Path(teacher).is_dir():
-        check_files(Path(teacher))
-    else:
-        _check_hub(teacher, setting)
+    _check_model(teacher, setting)
     tokenizer = load_tokenizer(teacher)
     remedy = "name a teacher of the student's family, such as a larger model or a checkpoint of one"
     ours, theirs = (
@@ -184,20 +178,12 @@ def _check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _check_hub(name: str, setting: str) -> None:
-    """Check that a model of that name is in the hub's cache, or on the hub. Raises ``ConfigError``."""
-    from httpx import HTTPError
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    try:
-        if not isinstance(try_to_load_from_cache(name, CONFIG), str):
-            HfApi().model_info(name, timeout=HUB_SECONDS)
-    except (OSError, ValueError, HTTPError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{setting}={name!r} is no folder here, and no model of that name can be had from the hub "
-            f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
-        ) from error
+def _check_model(model: str, setting: str) -> None:
+    """Check the files of a folder, or that the hub or its cache has the model. Raises ``ConfigError``."""
+    if Path(model).is_dir():
+        check_files(Path(model))
+    else:
+        config_of(model, setting)
 
 
 def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
@@ -212,13 +198,16 @@ def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
     if Path(model).is_dir():
         return json_object(Path(model) / CONFIG)
     from httpx import HTTPError
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
-        return json_object(Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)))
+        path = try_to_load_from_cache(model, CONFIG)
+        if not isinstance(path, str):
+            path = hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)
+        return json_object(Path(path))
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{setting}={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
-            f"({reason}): name a folder with a {CONFIG}."
+            f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
         ) from error

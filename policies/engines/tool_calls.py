@@ -150,11 +150,9 @@ def _call(function: Any) -> ToolCall:
 
 
 def _parser_class(name: str) -> type[Any]:
-    from vllm.tool_parsers import ToolParserManager
+    from vllm.tool_parsers import ToolParserManager as Manager
 
-    return _imported(
-        "tool parser", name, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser
-    )
+    return _imported("tool parser", name, Manager.list_registered(), Manager.get_tool_parser)
 
 
 def _reasoning_class(name: str) -> type[Any]:
