@@ -17,11 +17,12 @@ import hashlib
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from environments.data.dataset_files import read_rows
@@ -299,28 +300,23 @@ class PreferenceObjective:
     ) -> dict[str, float]:
         """The loss at the scored weights, and means over the pairs."""
         margins = self.margins(policy, reference)
-        loss = _mean(-_log_sigmoid(self.beta * margin) for margin in margins)
+        loss = fmean(-_log_sigmoid(self.beta * margin) for margin in margins)
         if self.sft_coef:
             likelihoods = (
                 score.chosen / _num_tokens(pair.chosen) for pair, score in zip(pairs, policy, strict=True)
             )
-            loss -= self.sft_coef * _mean(likelihoods)
+            loss -= self.sft_coef * fmean(likelihoods)
         return {
             "loss": loss,
-            "margin": _mean(margins),
-            "accuracy": _mean(float(margin > 0) for margin in margins),
-            "chosen_logprob": _mean(score.chosen for score in policy),
-            "rejected_logprob": _mean(score.rejected for score in policy),
+            "margin": fmean(margins),
+            "accuracy": fmean(float(margin > 0) for margin in margins),
+            "chosen_logprob": fmean(score.chosen for score in policy),
+            "rejected_logprob": fmean(score.rejected for score in policy),
         }
 
 
 def _num_tokens(samples: Sequence[TrainingSample]) -> int:
     return sum(sample.num_sampled_tokens for sample in samples)
-
-
-def _mean(values: Iterator[float] | Sequence[float]) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)
 
 
 def _log_sigmoid(value: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
-from policies.settings import ADAPTER
+from policies.settings import ADAPTER, json_object
 
 # isort: split
 from verl.utils.model import convert_weight_keys
@@ -63,10 +63,6 @@ class Teacher(VerlWorker):
 
     def __init__(self, model_path: str, learner: LearnerConfig, seed: int) -> None:
         super().__init__(teacher_worker_config(model_path, learner), learner, seed)
-
-    def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with ``teacher_logprobs``. Collective."""
-        return batch.with_column("teacher_logprobs", self._logprobs(batch))
 
 
 class VerlLearner(VerlWorker):
@@ -163,13 +159,13 @@ class VerlLearner(VerlWorker):
         else:
             num_unscored = 0 if self._algorithm.needs_all_scores else 1
             scored = [*batches[:num_unscored]]
-            scored += [self._with_logprobs(batch, "old_logprobs") for batch in batches[num_unscored:]]
+            scored += [self.scored(batch, "old_logprobs") for batch in batches[num_unscored:]]
         if self._teacher is not None:
-            scored = [self._teacher.score(batch) for batch in scored]
+            scored = [self._teacher.scored(batch, "teacher_logprobs") for batch in scored]
         if self._reference is None:
             return scored
         with self._reference.in_place():
-            return [self._with_logprobs(batch, "reference_logprobs") for batch in scored]
+            return [self.scored(batch, "reference_logprobs") for batch in scored]
 
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
@@ -216,9 +212,6 @@ class VerlLearner(VerlWorker):
         """Log-probability of every sampled token, under the batch's temperature, and 0 for the rest of the
         response [R] of each sample."""
         return [list(row) for row in self._logprobs(batch)]
-
-    def _with_logprobs(self, batch: TrainBatch, column: str) -> TrainBatch:
-        return batch.with_column(column, self._logprobs(batch))
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
@@ -280,12 +273,11 @@ class VerlLearner(VerlWorker):
 
 def _adapters_of(folder: str) -> tuple[int, int]:
     """Rank and alpha of a checkpoint's adapters; zeros if it has none. Raises ``ConfigError``."""
-    path = os.path.join(folder, LORA_RECORD)
-    if not os.path.exists(path):
+    path = Path(folder, LORA_RECORD)
+    if not path.exists():
         return 0, 0
+    record = json_object(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
         return int(record["r"]), int(record["lora_alpha"])
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} does not say which adapters the checkpoint has: {error!r}") from error
