@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
@@ -24,13 +24,8 @@ from policies.agent_api.context import (
 )
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
-from policies.model_api.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ServerError,
-    TimeLimitError,
-    invalid_body,
-)
+from policies.model_api.dialects.base import read
+from policies.model_api.errors import InvalidRequestError, ServerError, TimeLimitError, unknown_model
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.reply import choice_of, usage_of
 from policies.sampler import SamplingParams
@@ -135,10 +130,7 @@ class AgentFrontend:
     ) -> Json:
         """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
         given = {"model": name, "messages": [{"role": "user", "content": message}]}
-        try:
-            body = ChatRequest.model_validate(given)
-        except ValidationError as error:
-            raise invalid_body(error.errors()) from error
+        body, _ = read(ChatRequest, given)
         async with aclosing(self.chat(body, charge, context, on_step)) as parts:
             return await anext(parts)
 
@@ -170,11 +162,7 @@ class AgentFrontend:
     def _agent(self, name: str) -> Play:
         if name not in self._agents:
             served = ", ".join(map(repr, self._agents)) or "none"
-            raise NotFoundError(
-                f"The agent {name!r} does not exist. Agents that are served here: {served}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(f"The agent {name!r} does not exist. Agents that are served here: {served}.")
         return self._agents[name]
 
 

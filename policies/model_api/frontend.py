@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
-from policies.model_api.errors import ConflictError, InvalidRequestError, NotFoundError, RequestError
+from policies.model_api.errors import ConflictError, InvalidRequestError, RequestError, unknown_model
 from policies.model_api.growing_text import GrowingText, before_stop
 from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
@@ -144,11 +144,7 @@ class OpenAIFrontend:
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
             served = ", ".join(map(repr, self.names))
-            raise NotFoundError(
-                f"The model {name!r} does not exist: this server serves {served}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(f"The model {name!r} does not exist: this server serves {served}.")
 
     def _render(self, body: ChatRequest, tools: list[Json] | None) -> tuple[list[int], str]:
         """The prompt, and what at its end may open a thought."""
@@ -211,24 +207,23 @@ class OpenAIFrontend:
         """Requests, one for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
-        for prompt_ids in prompts:
-            # The engine would say so too, but only when the first chunk is due.
-            if len(prompt_ids) >= self._engine.max_model_tokens:
-                raise PromptTooLongError(
-                    f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
-                    f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
-                )
-            room = self._engine.max_model_tokens - len(prompt_ids)
-            if body.max_tokens is not None and body.max_tokens > room and not body.cap_max_tokens:
-                raise InvalidRequestError(
-                    f"max_tokens={body.max_tokens} is more than the {room} tokens that the context of "
-                    f"{self._engine.max_model_tokens} has left: lower it, or leave it out.",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                )
+        context = self._engine.max_model_tokens
+        rooms = [context - len(prompt_ids) for prompt_ids in prompts]
+        least = min(rooms)
+        if least < 1:  # the engine would say so too, but only when the first chunk is due
+            raise PromptTooLongError(
+                f"The prompt has {context - least} tokens and the model's context holds {context}, the "
+                "answer included: shorten the prompt."
+            )
+        if body.max_tokens is not None and body.max_tokens > least and not body.cap_max_tokens:
+            raise InvalidRequestError(
+                f"max_tokens={body.max_tokens} is more than the {least} tokens that the context of {context} "
+                "has left: lower it, or leave it out.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
         params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
         self._check_total(prompts, params, body.num_choices)
-        rooms = [self._engine.max_model_tokens - len(prompt_ids) for prompt_ids in prompts]
         most = [params.max_tokens and min(params.max_tokens, room) for room in rooms]
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [

@@ -221,36 +221,23 @@ class ChatReply(Reply):
         """The message without its role, and what tool calls change in the choice."""
         if self._in_pieces:
             return self._growing(piece)
-        if self._split is not None:
-            return self._apart(piece, self._split)
         text = with_opening(self._prompt_end, piece.text)
-        if is_unfinished(text):
+        if self._split is None and is_unfinished(text):
             return {"content": "", "reasoning_content": without_opening(text)}, {}
-        if self._parser is None:
-            return {"content": text}, {}
         # As ToolAgent reads it in training: a call in the thoughts is none.
-        thought, answer = split_thought(text)
-        rest, calls = self._parser.split(answer)
+        thought, answer = (self._split or split_thought)(text)
+        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
+        before = ""
+        if self._split is None and text.endswith(answer):  # the thought stays where it stood
+            before, thought = text[: len(text) - len(answer)], ""
+        elif self._split is None and not calls:  # it stood between parts of the answer
+            answer, thought = text, ""
+        reasoning = {"reasoning_content": thought} if thought else {}
         if not calls:
-            return {"content": text}, {}
-        message: Json = {"content": None, "tool_calls": [_openai_call(call) for call in calls]}
-        if text.endswith(answer):
-            rest = text[: len(text) - len(answer)] + rest
-        elif thought:  # it stood between parts of the answer
-            message["reasoning_content"] = thought
+            return {"content": before + answer, **reasoning}, {}
         # One that was cut off may have lost calls: the client has to know.
         ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
-        return message | {"content": rest.strip() or None}, ended
-
-    def _apart(self, piece: Piece, split: SplitThought) -> tuple[Json, Json]:
-        """Message as of ``_message``, with the thought beside the answer."""
-        thought, answer = split(with_opening(self._prompt_end, piece.text))
-        reasoning = {"reasoning_content": thought} if thought else {}
-        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
-        if not calls:
-            return {"content": answer, **reasoning}, {}
-        content = rest.strip() or None
-        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
+        content = (before + rest).strip() or None
         return {"content": content, "tool_calls": list(map(_openai_call, calls)), **reasoning}, ended
 
     def _growing(self, piece: Piece) -> tuple[Json, Json]:

@@ -78,8 +78,7 @@ def forced_tools(body: ChatRequest) -> list[Json]:
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return []
-    functions = [tool.get("function") for tool in body.tools or ()]
-    named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
+    named: list[Json] = [tool["function"] for tool in body.tools or ()]
     if isinstance(choice, NamedTool):
         named = [function for function in named if function["name"] == choice.function.name]
     if not named:

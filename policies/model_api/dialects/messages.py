@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from policies.model_api.dialects.base import TEXT, THOUGHT, Dialect, Draft, Json, chat_request, read
+from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Dialect, Draft, Json, chat_request, read
 from policies.model_api.dialects.errors import anthropic_error
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.protocol import ChatRequest
@@ -18,7 +18,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 DELTAS = {
     THOUGHT: ("thinking_delta", "thinking"),
     TEXT: ("text_delta", "text"),
-    "call": ("input_json_delta", "partial_json"),
+    CALL: ("input_json_delta", "partial_json"),
 }
 """Type of a delta and the field with its text, by the kind of its block."""
 SIGNATURE = "unsigned"
@@ -119,11 +119,8 @@ class MessageDraft(Draft):
             yield {"type": "content_block_delta", "index": len(self.content), "delta": delta}
 
     def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
-        if kind in (THOUGHT, TEXT):
-            value: object = self._text
-        else:
-            value = _arguments(self._text)
-        name = {THOUGHT: "thinking", TEXT: "text"}.get(kind, "input")
+        name = {THOUGHT: "thinking", TEXT: "text", CALL: "input"}[kind]
+        value = _arguments(self._text) if kind == CALL else self._text
         if kind == THOUGHT:
             self._block = {**self._block, "signature": SIGNATURE}
             delta = {"type": "signature_delta", "signature": SIGNATURE}
