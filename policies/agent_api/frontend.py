@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -24,13 +23,12 @@ from policies.agent_api.context import (
 )
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
-from policies.model_api.dialects.base import read
+from policies.model_api.dialects.base import Json, read
 from policies.model_api.errors import InvalidRequestError, ServerError, TimeLimitError, unknown_model
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.reply import choice_of, usage_of
 from policies.sampler import SamplingParams
 
-Json = dict[str, Any]
 Part = StepEvent | Trajectory | ReplayedAnswer | RecordingNotice
 Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | TokenUsage, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""

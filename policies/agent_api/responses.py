@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, AgentFrontend, key_with_body, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
-from policies.model_api.dialects.base import TEXT, THOUGHT
+from policies.model_api.dialects.base import TEXT, THOUGHT, Json
 from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
 from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError, unknown_model
-
-Json = dict[str, Any]
 
 
 class ResponseStore(Protocol):

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from environments.thoughts import (
     SplitThought,
@@ -25,10 +25,9 @@ from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.model_api.growing_calls import GrowingCalls
 from policies.model_api.growing_text import REPLACEMENT_CHARACTER, GrowingThought, WholeThought
+from policies.model_api.messages import Json
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from urllib.parse import unquote
 
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_SCHEMA_DEPTH
-
-Json = dict[str, Any]
+from policies.model_api.messages import Json
 
 NEVER_HELD = {
     *("not", "if", "contains", "minContains", "maxContains", "$dynamicRef"),
@@ -105,8 +104,7 @@ def without_annotations(schema: Any) -> Any:
 def _check_depth(value: Any, param: str, depth: int) -> None:
     if depth > MAX_SCHEMA_DEPTH:
         raise InvalidRequestError(
-            f"A schema has more than {MAX_SCHEMA_DEPTH} objects and lists within each other: define its "
-            "inner parts under $defs, and name them by $ref.",
+            f"A schema has more than {MAX_SCHEMA_DEPTH} objects and lists within each other: use $defs.",
             param=param,
         )
     if isinstance(value, dict | list):

@@ -14,9 +14,7 @@ from policies.agents.parsers import ToolParser
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_STRUCTURE_CHARACTERS
 from policies.model_api.protocol import ChatRequest, NamedTool, SamplingRequest
-from policies.model_api.schemas import check_schema, fault_of, without_annotations
-
-Json = dict[str, Any]
+from policies.model_api.schemas import Json, check_schema, fault_of, without_annotations
 
 
 def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:

@@ -16,10 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import invalid_body
 from policies.model_api.growing_text import GrowingThought
-from policies.model_api.messages import Body
+from policies.model_api.messages import Body, Json
 from policies.model_api.protocol import ChatRequest
 
-Json = dict[str, Any]
 Event = tuple[str | None, Json]
 """The name of an event of a stream, where it has one, and its data."""
 M = TypeVar("M", bound=BaseModel)

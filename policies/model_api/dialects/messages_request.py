@@ -13,10 +13,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.model_api.dialects.base import Part, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Text
+from policies.model_api.messages import Json, Text
 from policies.model_api.protocol import Stop
-
-Json = dict[str, Any]
 
 CACHE = frozenset({"cache_control"})
 

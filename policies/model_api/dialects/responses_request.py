@@ -12,10 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from policies.model_api.dialects.base import Part, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Body, Text
+from policies.model_api.messages import Body, Json, Text
 from policies.model_api.protocol import MAX_SEED
-
-Json = dict[str, Any]
 
 
 class InputText(Body):
