@@ -164,9 +164,8 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             continue
         if completion.retokenized or not completion.prompt_size:
             raise LearnerError(
-                f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids, which "
-                "cannot be trained on: sample the policy server by its handle, or an OpenAI-compatible "
-                "server that answers return_token_ids and logprobs (vLLM does)."
+                f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids: sample "
+                "the policy server by its handle, or one that answers return_token_ids and logprobs (vLLM)."
             )
         if not completion.answer_size:
             continue

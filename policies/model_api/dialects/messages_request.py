@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -100,18 +101,11 @@ class Message(Part):
         elif self.role == "assistant":
             yield _answer(self.content)
         else:
-            texts: list[TextBlock] = []
-            for block in self.content:
-                if isinstance(block, TextBlock):
-                    texts.append(block)
-                    continue
-                if texts:
+            for _, run in groupby(self.content, key=type):
+                blocks = list(run)
+                if texts := [each for each in blocks if isinstance(each, TextBlock)]:
                     yield {"role": self.role, "content": _parts(texts)}
-                    texts = []
-                assert isinstance(block, ToolResult)
-                yield block.for_chat()
-            if texts:
-                yield {"role": self.role, "content": _parts(texts)}
+                yield from (each.for_chat() for each in blocks if isinstance(each, ToolResult))
 
 
 def _answer(blocks: Iterable[Block]) -> Json:
