@@ -183,9 +183,7 @@ def _check_ended_well(trajectory: Trajectory) -> None:
         raise TimeLimitError("The agent took longer than its time limit.")
     if reason is TerminationReason.PROMPT_TOO_LONG and not trajectory.steps:
         raise InvalidRequestError(
-            f"The message is too long: {trajectory.error}",
-            param="messages",
-            code="context_length_exceeded",
+            f"The message is too long: {trajectory.error}", param="messages", code="context_length_exceeded"
         )
     if reason.is_failure or not trajectory.steps:
         # The first line: what follows is a traceback, which is nothing for a client.
@@ -229,11 +227,7 @@ class _Answer:
         self._text = last.model_response
         self.finish_reason = "stop" if is_whole else "length"
         self._usage = usage_of(*tokens_of(trajectory))
-        self._head = {
-            **head,
-            "policy_version": version_of(trajectory),
-            "num_steps": len(trajectory.steps),
-        }
+        self._head = {**head, "policy_version": version_of(trajectory), "num_steps": len(trajectory.steps)}
 
     def message(self, steps: str = "") -> Json:
         """The answer, after the text of the ``steps`` before it."""

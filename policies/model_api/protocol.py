@@ -9,14 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    StrictInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StrictInt, ValidationInfo, field_validator, model_validator
 
 from policies.model_api.limits import (
     MAX_CHOICES,

@@ -14,13 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from environments.thoughts import (
-    SplitThought,
-    is_unfinished,
-    split_thought,
-    with_opening,
-    without_opening,
-)
+from environments.thoughts import SplitThought, is_unfinished, split_thought, with_opening, without_opening
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.model_api.growing_calls import GrowingCalls

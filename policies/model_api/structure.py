@@ -66,8 +66,7 @@ def _check_size(wanted: Any, param: str) -> None:
         ) from error
     if size > MAX_STRUCTURE_CHARACTERS:
         raise InvalidRequestError(
-            f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
-            param=param,
+            f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.", param=param
         )
 
 
