@@ -117,7 +117,7 @@ class OpenAIFrontend:
         # An answer that is gone on with is past its thoughts, unless it ends within one.
         split = None if body.continue_final_message and not prompt_end else self._split
         reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
-        pieces = self._sample(requests, in_pieces=bool(body.stream))
+        pieces = self._sample_in_pieces(requests) if body.stream else self._sample_whole(requests)
         parts = _answer(body, requests, reply, pieces, charge, on_answer)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
@@ -132,8 +132,10 @@ class OpenAIFrontend:
         self._check(body)
         requests = self._requests(body, self._encode(body), structure_of(body, self._tool_parser))
         reply = TextReply(body, self._token_text)
-        echoes = bool(body.echo)
-        pieces = self._sample(requests, in_pieces=bool(body.stream) and not echoes, echoes=echoes)
+        if body.stream and not body.echo:
+            pieces = self._sample_in_pieces(requests)
+        else:
+            pieces = self._sample_whole(requests, echoes=bool(body.echo))
         return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
@@ -186,8 +188,7 @@ class OpenAIFrontend:
         prompts = body.prompts()
         if len(prompts) * body.num_choices > MAX_CHOICES:
             raise InvalidRequestError(
-                f"{len(prompts)} prompts with n={body.num_choices} are more than {MAX_CHOICES} answers: send "
-                "several requests.",
+                f"{len(prompts)} prompts with n={body.num_choices} exceed {MAX_CHOICES} answers: send fewer.",
                 param="n",
             )
         for prompt in prompts:
@@ -243,11 +244,6 @@ class OpenAIFrontend:
                 param="n",
             )
 
-    def _sample(
-        self, requests: list[TokenRequest], in_pieces: bool, echoes: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests, echoes)
-
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
         self.num_waiting += 1
@@ -272,7 +268,9 @@ class OpenAIFrontend:
                 async for output in outputs:
                     yield output
 
-    async def _sample_whole(self, requests: list[TokenRequest], echoes: bool) -> AsyncGenerator[Piece, None]:
+    async def _sample_whole(
+        self, requests: list[TokenRequest], echoes: bool = False
+    ) -> AsyncGenerator[Piece, None]:
         tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)
