@@ -90,8 +90,7 @@ def check_teacher(
     if most is not None and not shape.get("rope_scaling") and most < num_tokens:
         raise ConfigError(
             f"{setting}={teacher!r} has max_position_embeddings={most}, and cannot score a rollout of "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {num_tokens} tokens: lower the two, "
-            "or name a teacher with a longer context."
+            f"{num_tokens} tokens: lower rollout.max_prompt_tokens or rollout.max_response_tokens."
         )
     rows = num_rows(teacher)
     if rows is not None and student_rows is not None and rows < student_rows:
@@ -116,8 +115,7 @@ def check_files(folder: Path) -> None:
     _check_type(folder, config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(
-            f"The folder {folder} holds no weights, such as model.safetensors: write them with "
-            "model.save_pretrained(folder), or copy the missing files."
+            f"The folder {folder} holds no weights, such as model.safetensors: copy the missing files."
         )
     index = json_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     for name in sorted(set(index.get("weight_map", {}).values())):

@@ -32,8 +32,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             raise InvalidRequestError(f"A rollout takes no {name}: leave it out.", param=name)
     if body.tool_choice not in (None, "auto", "none"):
         raise InvalidRequestError(
-            "A rollout leaves it to the model whether it calls a tool: leave tool_choice out, or send 'auto' "
-            "or 'none'.",
+            "A rollout lets the model choose whether it calls a tool: leave tool_choice out, or send 'none'.",
             param="tool_choice",
         )
     if body.response_format is not None and body.response_format.type != "text":

@@ -132,15 +132,13 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     if algorithm.estimator.compares and group_size < 2:
         raise ConfigError(
             f"rollout.group_size={group_size} with algorithm.name={algorithm.name!r}: its estimator "
-            f"{algorithm.advantage} compares the rollouts of a task with each other and needs at least 2. "
-            "Set rollout.group_size=8, for example."
+            f"{algorithm.advantage} compares the rollouts of a task. Set rollout.group_size=8, for example."
         )
     coefficient = algorithm.options.get("reward_coef")
     if algorithm.advantage == "reverse_kl" and coefficient and group_size < 2:
         raise ConfigError(
             f"algorithm.options.reward_coef={coefficient} has no effect with rollout.group_size={group_size}"
-            ": it weighs the distance of a reward from its group's mean. Set rollout.group_size=8, for "
-            "example, or leave algorithm.options.reward_coef out."
+            ": rewards count by the distance from a group's mean. Set rollout.group_size=8, for example."
         )
 
 
@@ -175,8 +173,7 @@ def _custom(config: AlgorithmConfig) -> Definition:
     if config.advantage is None or config.loss is None:
         raise ConfigError(
             f"algorithm.name='custom' with algorithm.advantage={config.advantage!r} and algorithm.loss="
-            f"{config.loss!r}: it needs both. Set algorithm.advantage=grpo and algorithm.loss=vanilla, for "
-            "example."
+            f"{config.loss!r}: it needs both, such as grpo and vanilla."
         )
     for kind, value, known, unfit in (
         ("advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS),
@@ -202,8 +199,7 @@ def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:
     if loss.clips and loss.clip is None and (config.clip_low is None or config.clip_high is None):
         raise ConfigError(
             f"algorithm.loss={config.loss!r} with algorithm.clip_low={config.clip_low} and "
-            f"algorithm.clip_high={config.clip_high}: they are thresholds of a divergence here and have no "
-            "usual value. Set both."
+            f"algorithm.clip_high={config.clip_high}: bounds of a divergence have no usual value. Set both."
         )
 
 
@@ -219,9 +215,8 @@ def _check_one_advantage(
     else:
         return
     raise ConfigError(
-        f"{given} with algorithm.loss={definition.loss}: it has one ratio and one advantage for a whole "
-        "sequence, and would take the mean of those of its turns or tokens, by which a good and a bad turn "
-        f"cancel out. Set {remedy}, or algorithm.loss=gspo, which has one ratio and keeps the advantages."
+        f"{given} with algorithm.loss={definition.loss}: it has one advantage for a whole sequence, in which "
+        f"good and bad turns cancel out. Set {remedy}, or algorithm.loss=gspo, which keeps the advantages."
     )
 
 
@@ -230,9 +225,8 @@ def _check_epochs(name: str, loss: str, num_epochs: int) -> None:
     if num_epochs > 1 and not LOSSES[loss].uses_ratio:
         raise ConfigError(
             f"learner.num_epochs={num_epochs} with algorithm.name={name!r}: its loss {loss} has no ratio to "
-            "the policy before the update. It holds for rollouts of the present policy only, and in a second "
-            "pass they are an older one's. Set learner.num_epochs=1, or choose an algorithm with a ratio, "
-            "such as algorithm.name=grpo."
+            "the policy before the update, whose rollouts a second pass would take for the present one's: "
+            "set learner.num_epochs=1, or an algorithm with a ratio, such as algorithm.name=grpo."
         )
 
 
@@ -246,9 +240,8 @@ def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty
     }
     if lost := [term for term, is_lost in terms.items() if is_lost]:
         raise ConfigError(
-            f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} would leave out "
-            f"groups that the environment has rewarded alike, and {lost[0]} has something to teach by them. "
-            "Set algorithm.zero_signal_groups=keep."
+            f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} leaves groups out, "
+            f"and {lost[0]} has something to teach by them. Set algorithm.zero_signal_groups=keep."
         )
 
 
@@ -264,8 +257,7 @@ def _check_rewards_count(
     if options.get("reward_coef") == 0 and lost:
         raise ConfigError(
             f"{lost[0]} has no effect in algorithm.name={config.name!r} with "
-            "algorithm.options.reward_coef=0: rewards are left out. Set it to 1, for example, or leave "
-            f"{lost[0].partition('=')[0]} out."
+            "algorithm.options.reward_coef=0, which leaves rewards out. Set it to 1, for example."
         )
 
 
@@ -278,9 +270,8 @@ def _overlong_buffer(config: AlgorithmConfig, penalty: float, limit: int) -> int
         buffer = max(1, limit // 5)
     if buffer is None:
         raise ConfigError(
-            f"algorithm.overlong_penalty={penalty} without algorithm.overlong_buffer_tokens: say over how "
-            f"many tokens before the limit of {limit} it grows, for example algorithm.overlong_buffer_tokens="
-            f"{max(1, limit // 5)}."
+            f"algorithm.overlong_penalty={penalty} without algorithm.overlong_buffer_tokens, over which it "
+            f"grows before the limit of {limit}: set {max(1, limit // 5)}, for example."
         )
     if not 1 <= buffer <= limit:
         raise ConfigError(

@@ -126,7 +126,6 @@ def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
         )
     if (config.truncate_above or 0.0) >= (high or math.inf):
         raise ConfigError(
-            f"algorithm.correction.truncate_above={config.truncate_above} has no effect with "
-            f"algorithm.correction.mask_outside={config.mask_outside}: what it would cut is left out "
-            "already. Leave one of them out."
+            f"algorithm.correction.truncate_above={config.truncate_above} has no effect with algorithm."
+            f"correction.mask_outside={config.mask_outside}, which leaves larger ones out: leave one out."
         )

@@ -122,8 +122,7 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
         else:
             raise LearnerError(
                 f"Group {members[0].group.group_id!r} has forks, and algorithm.name={algorithm.name!r} with "
-                f"algorithm.credit={algorithm.credit} does not compare members where they fork: set "
-                "algorithm.name=rloo, for example."
+                f"algorithm.credit={algorithm.credit} does not compare them: set algorithm.name=rloo, say."
             )
     return units
 

@@ -63,8 +63,7 @@ class Preference:
         """
         if self.chosen == self.rejected:
             raise DatasetError(
-                f"The chosen and the rejected of {name} are the same: there is nothing to prefer. Leave it "
-                "out."
+                f"The chosen and the rejected of {name} are the same, so none is preferred: leave it out."
             )
         for side, continuation in self.sides.items():
             if isinstance(continuation, Trajectory):
@@ -84,8 +83,7 @@ class Preference:
                     )
             if not any(message["role"] == "assistant" for message in continuation):
                 raise DatasetError(
-                    f"The {side} of {name} has no message with role 'assistant': there is nothing to learn. "
-                    "Add one, or leave the preference out."
+                    f"The {side} of {name} has no message with role 'assistant': add one, or leave it out."
                 )
 
 
@@ -94,8 +92,7 @@ def check_preferences(preferences: Sequence[Preference]) -> None:
     for index, preference in enumerate(preferences):
         if not isinstance(preference, Preference):
             raise DatasetError(
-                f"Preference {index} is a {type(preference).__name__}: write "
-                "Preference(messages=..., chosen=..., rejected=...)."
+                f"Preference {index} is a {type(preference).__name__}: write Preference(chosen=..., ...)."
             )
         preference.check(f"preference {index}")
 
@@ -166,8 +163,7 @@ def _check_messages(name: str, messages: Any) -> None:
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DatasetError(
-                f"{name} has as message {position} {message!r:.100}: it has to be a dict with role and "
-                "content."
+                f"{name} has as message {position} {message!r:.100}: write a dict with role and content."
             )
 
 
@@ -223,8 +219,7 @@ def make_pairs(
         pair = Pair(**sides)
         if _digest(pair.chosen) == _digest(pair.rejected):
             raise DatasetError(
-                f"The chosen and the rejected of preference {index} are the same tokens: there is nothing to "
-                "prefer. Leave it out."
+                f"The chosen and the rejected of preference {index} are the same tokens: leave it out."
             )
         pairs.append(pair)
     return pairs
