@@ -31,10 +31,7 @@ MAX_CACHE_BYTES = 1 << 30
 CPU_BLOCK_TOKENS = 128
 """Tokens of a block of keys and values, unless the options say another number."""
 
-OWN_ARGUMENTS = {
-    "enable_lora": "server.adapters decides",
-    "max_loras": "server.adapters decides",
-    "max_lora_rank": "server.adapters decides",
+OWN_ARGUMENTS = dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "server.adapters decides") | {
     "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
 }
 """Arguments of vLLM that Troupe sets itself, and the reason."""
