@@ -160,7 +160,7 @@ class OpenAISampler(Sampler):
             body["chat_template_kwargs"] = self._chat_template_kwargs
         if self._asks_for_tokens:
             try:
-                response = await self._create(client, _asking_for_tokens(body))
+                response = await self._create(client, {**body, "logprobs": True, "return_token_ids": True})
                 return self._completion(response, request, own_prompt_ids)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if _is_too_long(error):
@@ -327,10 +327,6 @@ def _request_body(request: SampleRequest, params: SamplingParams) -> dict[str, A
         "tools": request.tools,
     }
     return {name: value for name, value in body.items() if value is not None}
-
-
-def _asking_for_tokens(body: dict[str, Any]) -> dict[str, Any]:
-    return {**body, "logprobs": True, "return_token_ids": True}
 
 
 def _is_too_long(error: APIStatusError) -> bool:

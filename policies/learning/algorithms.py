@@ -149,7 +149,11 @@ _OWN = " For one of your own, name its module: algorithm.module=my_module."
 
 
 def _definition(config: AlgorithmConfig) -> Definition:
-    definition = _custom(config) if config.name == "custom" else _named(config)
+    if config.name == "custom":
+        definition = _custom(config)
+    else:
+        check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"), "" if config.module else _OWN)
+        definition = ALGORITHMS[config.name]
     own = (
         config.name in ALGORITHMS.keys() - SHIPPED
         or definition.advantage not in SHIPPED_ESTIMATORS
@@ -162,11 +166,6 @@ def _definition(config: AlgorithmConfig) -> Definition:
             "or name what the module registers."
         )
     return definition
-
-
-def _named(config: AlgorithmConfig) -> Definition:
-    check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"), "" if config.module else _OWN)
-    return ALGORITHMS[config.name]
 
 
 def _custom(config: AlgorithmConfig) -> Definition:

@@ -281,7 +281,7 @@ class PreferenceObjective:
         """The batch whose ``advantages`` are minus the derivatives of the loss by the log-probabilities."""
         weights = []
         for pair, margin in zip(pairs, self.margins(policy, reference), strict=True):
-            push = self.beta * _sigmoid(-self.beta * margin) / len(pairs)
+            push = self.beta * math.exp(_log_sigmoid(-self.beta * margin)) / len(pairs)
             imitation = self.sft_coef / _num_tokens(pair.chosen) / len(pairs)
             weights += [push + imitation] * len(pair.chosen) + [-push] * len(pair.rejected)
         batch = batch_of(pairs)
@@ -316,7 +316,3 @@ def _num_tokens(samples: Sequence[TrainingSample]) -> int:
 
 def _log_sigmoid(value: float) -> float:
     return min(value, 0.0) - math.log1p(math.exp(-abs(value)))
-
-
-def _sigmoid(value: float) -> float:
-    return math.exp(_log_sigmoid(value))

@@ -263,7 +263,9 @@ class ChatReply(Reply):
 
 
 def _entry(token: str, logprob: float) -> Json:
-    return {"token": token, "logprob": logprob, "bytes": _utf8(token)}
+    """A token with its bytes, which are unknown where it is a part of a character."""
+    utf8 = None if REPLACEMENT_CHARACTER in token else list(token.encode())
+    return {"token": token, "logprob": logprob, "bytes": utf8}
 
 
 def _oldest_version(pieces: list[Piece]) -> int:
@@ -283,11 +285,6 @@ def usage_of(num_read: int, num_sampled: int) -> Json:
 def choice_of(field: str, content: Json, finish_reason: str | None, index: int = 0) -> Json:
     """A choice of a chat completion, by its ``message``, or of a chunk, by its ``delta``."""
     return {"index": index, field: content, "finish_reason": finish_reason, "logprobs": None}
-
-
-def _utf8(token: str) -> list[int] | None:
-    """The token's bytes; unknown where it is a part of a character."""
-    return None if REPLACEMENT_CHARACTER in token else list(token.encode())
 
 
 def _openai_call(call: ToolCall) -> Json:
