@@ -47,6 +47,8 @@ class Responses(Dialect):
         InvalidRequestError: the body cannot be read.
     """
 
+    _draft: _Draft
+
     def __init__(self, body: Json) -> None:
         self.body, dropped = read(PolicyResponses, body)
         self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
