@@ -188,7 +188,8 @@ class ChatRenderer:
             )
         if (num_names := text.count(GUARD)) >= max_tokens:  # each begins a token, and is encoded for itself
             raise PromptTooLongError(
-                f"The prompt names {num_names} control tokens, and may have {max_tokens} tokens: shorten it."
+                f"The prompt has {num_names} names of control tokens, and may have {max_tokens} tokens: "
+                "shorten the prompt."
             )
 
     @property

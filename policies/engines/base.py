@@ -150,11 +150,12 @@ class Engine(ABC):
     def _check_params(self, params: SamplingParams) -> None:
         if params.options is not None and not self.takes_options:
             raise ConfigError(
-                f"{type(self).__name__} has no further options of sampling, as penalties are: leave them out."
+                f"{type(self).__name__} has no penalties and no further options of sampling: leave them out."
             )
         if params.structure is not None and not self.keeps_structure:
             raise ConfigError(
-                f"{type(self).__name__} gives no answer a form: leave response_format and tool_choice out."
+                f"{type(self).__name__} cannot give an answer a form: leave response_format out, and let "
+                "tool_choice be auto or none."
             )
 
     def _checked(self, output: TokenOutput) -> TokenOutput:

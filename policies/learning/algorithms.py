@@ -224,8 +224,8 @@ def _check_epochs(name: str, loss: str, num_epochs: int) -> None:
     if num_epochs > 1 and not LOSSES[loss].uses_ratio:
         raise ConfigError(
             f"learner.num_epochs={num_epochs} with algorithm.name={name!r}: its loss {loss} has no ratio to "
-            "the policy before the update, whose rollouts a second pass would take for the present one's: "
-            "set learner.num_epochs=1, or an algorithm with a ratio, such as algorithm.name=grpo."
+            "the policy before the update, whose rollouts a second pass would take for the present one's. "
+            "Set learner.num_epochs=1, or an algorithm with a ratio, such as algorithm.name=grpo."
         )
 
 

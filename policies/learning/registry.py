@@ -310,7 +310,7 @@ def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[st
     parameters = inspect.signature(row.function).parameters
     if isinstance(row, Estimator) and row.uses_teacher and not hasattr(row.options(), "teacher"):
         raise ConfigError(
-            f'The estimator {name!r} uses a teacher: give its options a field teacher: str = "", to name it.'
+            f'The estimator {name!r} uses a teacher, and no option names it: add a field teacher: str = "".'
         )
     for option in fields(row.options):
         if option.name in ARGUMENTS or option.name not in parameters:

@@ -188,7 +188,8 @@ class OpenAIFrontend:
         prompts = body.prompts()
         if len(prompts) * body.num_choices > MAX_CHOICES:
             raise InvalidRequestError(
-                f"{len(prompts)} prompts with n={body.num_choices} exceed {MAX_CHOICES} answers: send fewer.",
+                f"{len(prompts)} prompts with n={body.num_choices} are more than {MAX_CHOICES} answers: send "
+                "several requests.",
                 param="n",
             )
         for prompt in prompts:

@@ -104,7 +104,8 @@ def without_annotations(schema: Any) -> Any:
 def _check_depth(value: Any, param: str, depth: int) -> None:
     if depth > MAX_SCHEMA_DEPTH:
         raise InvalidRequestError(
-            f"A schema has more than {MAX_SCHEMA_DEPTH} objects and lists within each other: use $defs.",
+            f"A schema has more than {MAX_SCHEMA_DEPTH} objects and lists within each other: define its "
+            "inner parts under $defs, and name them by $ref.",
             param=param,
         )
     if isinstance(value, dict | list):
