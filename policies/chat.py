@@ -184,8 +184,7 @@ class ChatRenderer:
         most = max_tokens * _longest_token(self._tokenizer)
         if len(text) > most:
             raise PromptTooLongError(
-                f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
-                f"{most} at most: shorten the prompt."
+                f"The prompt has {len(text)} characters, and its {max_tokens} tokens hold {most}: shorten it."
             )
         if (num_names := text.count(GUARD)) >= max_tokens:  # each begins a token, and is encoded for itself
             raise PromptTooLongError(
@@ -288,21 +287,16 @@ def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _configured_end_ids(model_path: str) -> set[int]:
-    """The end-of-sequence tokens that a model's configuration lists, read in vLLM's order."""
-    for name in CONFIG_FILES:
-        path = _model_file(model_path, name)
-        if path is not None:
-            end_ids = json.loads(path.read_text()).get("eos_token_id")
-            return set(end_ids) if isinstance(end_ids, list) else {end_ids} - {None}
-    return set()
-
-
-def _model_file(model_path: str, name: str) -> Path | None:
-    """A file of a model, in a folder or on the hub; ``None`` where there is just a tokenizer."""
+    """The end-of-sequence tokens that a model's configuration lists, read in vLLM's order; none where there
+    is just a tokenizer."""
     from transformers.utils import cached_file
 
-    try:
-        found = cached_file(model_path, name) if model_path else None
-    except OSError:
-        return None
-    return None if found is None else Path(found)
+    for name in CONFIG_FILES if model_path else ():
+        try:
+            found = cached_file(model_path, name)
+        except OSError:
+            continue
+        if found is not None:
+            end_ids = json.loads(Path(found).read_text()).get("eos_token_id")
+            return set(end_ids) if isinstance(end_ids, list) else {end_ids} - {None}
+    return set()

@@ -101,10 +101,7 @@ class ChatTemplate:
         return str(self._tokenizer.chat_template)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        for_an_answer: bool = True,
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, for_an_answer: bool = True
     ) -> str:
         """The conversation as text, up to the beginning of the model's answer.
 

@@ -33,10 +33,7 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
 
     from policies.chat import ChatRenderer, load_tokenizer
 
-    if Path(model).is_dir():
-        check_files(Path(model))
-    else:
-        _check_hub(model, "model.path")
+    _check_model(model, "model.path")
     tokenizer = load_tokenizer(model)
     if Path(model).is_dir():
         _check_tokenizer(Path(model), tokenizer)
@@ -70,10 +67,7 @@ def check_teacher(
     from policies.chat import load_tokenizer
 
     setting = "algorithm.options.teacher"
-    if Path(teacher).is_dir():
-        check_files(Path(teacher))
-    else:
-        _check_hub(teacher, setting)
+    _check_model(teacher, setting)
     tokenizer = load_tokenizer(teacher)
     remedy = "name a teacher of the student's family, such as a larger model or a checkpoint of one"
     ours, theirs = (
@@ -96,8 +90,7 @@ def check_teacher(
     if most is not None and not shape.get("rope_scaling") and most < num_tokens:
         raise ConfigError(
             f"{setting}={teacher!r} has max_position_embeddings={most}, and cannot score a rollout of "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {num_tokens} tokens: lower the two, "
-            "or name a teacher with a longer context."
+            f"{num_tokens} tokens: lower rollout.max_prompt_tokens or rollout.max_response_tokens."
         )
     rows = num_rows(teacher)
     if rows is not None and student_rows is not None and rows < student_rows:
@@ -122,8 +115,7 @@ def check_files(folder: Path) -> None:
     _check_type(folder, config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(
-            f"The folder {folder} holds no weights, such as model.safetensors: write them with "
-            "model.save_pretrained(folder), or copy the missing files."
+            f"The folder {folder} holds no weights, such as model.safetensors: copy the missing files."
         )
     index = json_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     for name in sorted(set(index.get("weight_map", {}).values())):
@@ -184,20 +176,12 @@ def _check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _check_hub(name: str, setting: str) -> None:
-    """Check that a model of that name is in the hub's cache, or on the hub. Raises ``ConfigError``."""
-    from httpx import HTTPError
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    try:
-        if not isinstance(try_to_load_from_cache(name, CONFIG), str):
-            HfApi().model_info(name, timeout=HUB_SECONDS)
-    except (OSError, ValueError, HTTPError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{setting}={name!r} is no folder here, and no model of that name can be had from the hub "
-            f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
-        ) from error
+def _check_model(model: str, setting: str) -> None:
+    """Check the files of a folder, or that the hub or its cache has the model. Raises ``ConfigError``."""
+    if Path(model).is_dir():
+        check_files(Path(model))
+    else:
+        config_of(model, setting)
 
 
 def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
@@ -212,13 +196,16 @@ def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
     if Path(model).is_dir():
         return json_object(Path(model) / CONFIG)
     from httpx import HTTPError
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
-        return json_object(Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)))
+        path = try_to_load_from_cache(model, CONFIG)
+        if not isinstance(path, str):
+            path = hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)
+        return json_object(Path(path))
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{setting}={model!r} is no folder here, and its {CONFIG} cannot be had from the hub "
-            f"({reason}): name a folder with a {CONFIG}."
+            f"({reason}): name a model's folder, a run, a checkpoint, or a model that the hub has."
         ) from error

@@ -27,15 +27,8 @@ if TYPE_CHECKING:
 
 NEWER_LIMIT_NAME = "max_completion_tokens"
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} | {
-    "model",
-    "messages",
-    "tools",
-    "chat_template_kwargs",
-    "logprobs",
-    "return_token_ids",
-    "n",
-    "stream",
-    NEWER_LIMIT_NAME,
+    *("model", "messages", "tools", "chat_template_kwargs", "logprobs", "return_token_ids"),
+    *("n", "stream", NEWER_LIMIT_NAME),
 }
 """Fields of a request that the sampler sets itself, so that ``extra_body`` cannot have them."""
 
@@ -167,7 +160,7 @@ class OpenAISampler(Sampler):
             body["chat_template_kwargs"] = self._chat_template_kwargs
         if self._asks_for_tokens:
             try:
-                response = await self._create(client, _asking_for_tokens(body))
+                response = await self._create(client, {**body, "logprobs": True, "return_token_ids": True})
                 return self._completion(response, request, own_prompt_ids)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if _is_too_long(error):
@@ -322,28 +315,18 @@ def _usage(response: dict[str, Any]) -> tuple[int, int] | None:
 
 def _request_body(request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
     """The request in OpenAI's format. Fields at their default are not sent: not every server knows them."""
-    body: dict[str, Any] = {
+    body = {
         "messages": request.messages,
         "temperature": params.temperature,
         "top_p": params.top_p,
+        "top_k": None if params.top_k == -1 else params.top_k,
+        "max_tokens": params.max_tokens,
+        "stop": list(params.stop) or None,
+        "seed": params.seed,
+        "structured_outputs": params.structure and {"structural_tag": params.structure},  # vLLM's name for it
+        "tools": request.tools,
     }
-    if params.top_k != -1:
-        body["top_k"] = params.top_k
-    if params.max_tokens is not None:
-        body["max_tokens"] = params.max_tokens
-    if params.stop:
-        body["stop"] = list(params.stop)
-    if params.seed is not None:
-        body["seed"] = params.seed
-    if params.structure is not None:
-        body["structured_outputs"] = {"structural_tag": params.structure}  # vLLM's name for it
-    if request.tools is not None:
-        body["tools"] = request.tools
-    return body
-
-
-def _asking_for_tokens(body: dict[str, Any]) -> dict[str, Any]:
-    return {**body, "logprobs": True, "return_token_ids": True}
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _is_too_long(error: APIStatusError) -> bool:

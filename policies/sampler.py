@@ -179,7 +179,7 @@ class TokenOutput:
     """Calls in OpenAI's shape, without ids, where the request has named a parser."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class EngineStats:
     """Counters of an engine since its start. The difference of two is the share of a period."""
 

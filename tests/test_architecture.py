@@ -121,7 +121,6 @@ SPLINTERS = {
     "actors.weights.object_store",  # one of the transports: the other one is beside it
     "policies.engines.versions",
     "policies.learning.verl.dropout",
-    "policies.learning.whitening",
 }
 MAX_PER_1000_LINES = {
     "`Any`": {"environments": 58, "policies": 21, "actors": 18, "launch": 7},

@@ -9,9 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
@@ -24,17 +23,12 @@ from policies.agent_api.context import (
 )
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
-from policies.model_api.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ServerError,
-    TimeLimitError,
-    invalid_body,
-)
+from policies.model_api.dialects.base import Json, read
+from policies.model_api.errors import InvalidRequestError, ServerError, TimeLimitError, unknown_model
 from policies.model_api.protocol import ChatRequest
+from policies.model_api.reply import choice_of, usage_of
 from policies.sampler import SamplingParams
 
-Json = dict[str, Any]
 Part = StepEvent | Trajectory | ReplayedAnswer | RecordingNotice
 Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | TokenUsage, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
@@ -134,10 +128,7 @@ class AgentFrontend:
     ) -> Json:
         """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
         given = {"model": name, "messages": [{"role": "user", "content": message}]}
-        try:
-            body = ChatRequest.model_validate(given)
-        except ValidationError as error:
-            raise invalid_body(error.errors()) from error
+        body, _ = read(ChatRequest, given)
         async with aclosing(self.chat(body, charge, context, on_step)) as parts:
             return await anext(parts)
 
@@ -169,11 +160,7 @@ class AgentFrontend:
     def _agent(self, name: str) -> Play:
         if name not in self._agents:
             served = ", ".join(map(repr, self._agents)) or "none"
-            raise NotFoundError(
-                f"The agent {name!r} does not exist. Agents that are served here: {served}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(f"The agent {name!r} does not exist. Agents that are served here: {served}.")
         return self._agents[name]
 
 
@@ -196,9 +183,7 @@ def _check_ended_well(trajectory: Trajectory) -> None:
         raise TimeLimitError("The agent took longer than its time limit.")
     if reason is TerminationReason.PROMPT_TOO_LONG and not trajectory.steps:
         raise InvalidRequestError(
-            f"The message is too long: {trajectory.error}",
-            param="messages",
-            code="context_length_exceeded",
+            f"The message is too long: {trajectory.error}", param="messages", code="context_length_exceeded"
         )
     if reason.is_failure or not trajectory.steps:
         # The first line: what follows is a traceback, which is nothing for a client.
@@ -216,7 +201,7 @@ def _step_chunk(head: Json, step: StepEvent) -> Json:
     return {
         **head,
         "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}],
+        "choices": [choice_of("delta", delta, None)],
         "policy_version": step.policy_version,
         "step": {"number": step.index + 1, "text": step.text, "observation": step.observation},
     }
@@ -241,17 +226,8 @@ class _Answer:
         is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
         self._text = last.model_response
         self.finish_reason = "stop" if is_whole else "length"
-        num_read, num_sampled = tokens_of(trajectory)
-        self._usage = {
-            "prompt_tokens": num_read,
-            "completion_tokens": num_sampled,
-            "total_tokens": num_read + num_sampled,
-        }
-        self._head = {
-            **head,
-            "policy_version": version_of(trajectory),
-            "num_steps": len(trajectory.steps),
-        }
+        self._usage = usage_of(*tokens_of(trajectory))
+        self._head = {**head, "policy_version": version_of(trajectory), "num_steps": len(trajectory.steps)}
 
     def message(self, steps: str = "") -> Json:
         """The answer, after the text of the ``steps`` before it."""
@@ -261,12 +237,11 @@ class _Answer:
         return message | ({"reasoning_content": reasoning} if reasoning else {})
 
     def whole(self, steps: str) -> Json:
-        message = self.message(steps)
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
+        choice = choice_of("message", self.message(steps), self.finish_reason)
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        choice = choice_of("delta", delta, finish_reason)
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def usage_chunk(self) -> Json:

@@ -59,8 +59,7 @@ class Question:
             )
         if role != "user":
             raise InvalidRequestError(
-                f"The last message is the new one, and is of {role!r}: send a user message.",
-                param="messages",
+                f"The last message is the new one, and is of {role!r}: send a user message.", param="messages"
             )
         goes_on = context.session is not None or context.after is not None
         if not goes_on and len(said) > 1 and not (context.keeps_history and "assistant" in said):

@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, AgentFrontend, key_with_body, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
-from policies.model_api.dialects.base import TEXT, THOUGHT
+from policies.model_api.dialects.base import TEXT, THOUGHT, Json
 from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
-from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError
-
-Json = dict[str, Any]
+from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError, unknown_model
 
 
 class ResponseStore(Protocol):
@@ -30,23 +28,18 @@ class ResponseStore(Protocol):
 
         A repeated request keeps it too: the client of the first one may have gone.
         """
-        ...
 
     async def kept(self, owner: str, response_id: str) -> Json | None:
         """The response of this id, if it is kept and belongs to ``owner``."""
-        ...
 
     async def forget(self, owner: str, response_id: str) -> bool:
         """Forget the response, and what waits for a message after it; return whether it was kept."""
-        ...
 
     async def withdraw(self, owner: str, key: str) -> bool:
         """End the episode of the message with this ``withdraw_key``; return whether it had not ended."""
-        ...
 
     async def end_session(self, owner: str, session: str) -> None:
         """End a conversation. Raises ``NotFoundError`` if there is none of this name."""
-        ...
 
 
 class ResponsesFrontend:
@@ -74,10 +67,8 @@ class ResponsesFrontend:
         """
         if body.model not in self._stores:
             served = ", ".join(map(repr, self._stores)) or "none"
-            raise NotFoundError(
-                f"There is no agent {body.model!r} that answers at /v1/responses. Agents that do: {served}.",
-                param="model",
-                code="model_not_found",
+            raise unknown_model(
+                f"There is no agent {body.model!r} that answers at /v1/responses. Agents that do: {served}."
             )
         draft = _Draft(body)
         placed = replace(

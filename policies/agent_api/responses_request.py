@@ -13,9 +13,7 @@ from pydantic import Field, field_validator
 from policies.agent_api.question import Question
 from policies.model_api.dialects.responses_request import InputMessage, ResponsesFields
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Body, Text
-
-Json = dict[str, Any]
+from policies.model_api.messages import Body, Json, Text
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})\d{3}")
 """An item's id, which has its response's."""

@@ -68,8 +68,7 @@ class VLLMParser(ToolParser):
 
     def around_arguments(self, name: str) -> tuple[str, str]:
         raise ConfigError(
-            f"{self.served_name} does not say how a call is written, so that none can be forced: let "
-            "tool_choice be auto or none."
+            f"{self.served_name} cannot force a call, as it writes none: let tool_choice be auto or none."
         )
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -150,11 +149,9 @@ def _call(function: Any) -> ToolCall:
 
 
 def _parser_class(name: str) -> type[Any]:
-    from vllm.tool_parsers import ToolParserManager
+    from vllm.tool_parsers import ToolParserManager as Manager
 
-    return _imported(
-        "tool parser", name, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser
-    )
+    return _imported("tool parser", name, Manager.list_registered(), Manager.get_tool_parser)
 
 
 def _reasoning_class(name: str) -> type[Any]:
@@ -191,8 +188,7 @@ def check_reasoning_name(name: str | None) -> None:
     """Raise ``ConfigError`` unless the name may be that of a reasoning parser of vLLM."""
     if name is not None and not name.startswith(VLLM):
         raise ConfigError(
-            f"server.reasoning_parser={name!r} names no parser of vLLM: write it as vllm:granite, or leave "
-            "it out for the marks that Troupe knows itself."
+            f"server.reasoning_parser={name!r} names no parser of vLLM: write it as vllm:granite."
         )
 
 

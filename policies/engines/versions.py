@@ -10,11 +10,12 @@ class VersionSpans:
         version: the one that samples the first token.
     """
 
-    __slots__ = ("_num_taken", "_starts", "_versions")
+    __slots__ = ("_starts", "_versions", "num_taken")
 
     def __init__(self, version: int) -> None:
         self._starts, self._versions = [0], [version]
-        self._num_taken = 0
+        self.num_taken = 0
+        """Tokens whose versions were taken."""
 
     def exchanged(self, num_sampled: int, version: int) -> None:
         """Note that ``version`` samples from the token with index ``num_sampled`` on."""
@@ -25,22 +26,17 @@ class VersionSpans:
             self._versions.append(version)
 
     @property
-    def num_taken(self) -> int:
-        """Tokens whose versions were taken."""
-        return self._num_taken
-
-    @property
     def newest(self) -> int:
         """The version that samples now."""
         return self._versions[-1]
 
     def take(self, count: int) -> tuple[int, ...]:
         """The versions of the next ``count`` tokens."""
-        first, self._num_taken = self._num_taken, self._num_taken + count
+        first, self.num_taken = self.num_taken, self.num_taken + count
         if self._starts[-1] <= first:
             return (self.newest,) * count
         versions: list[int] = []
-        ends = [*self._starts[1:], self._num_taken]
+        ends = [*self._starts[1:], self.num_taken]
         for start, end, version in zip(self._starts, ends, self._versions, strict=True):
-            versions += [version] * (min(end, self._num_taken) - max(start, first))
+            versions += [version] * (min(end, self.num_taken) - max(start, first))
         return tuple(versions)

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, WeightsError
@@ -61,11 +61,7 @@ class VLLMEngine(Engine):
         self._running: dict[str, _Running] = {}
         self._keeps_cache = config.cache_after_publish == "keep"
         self._start = time.monotonic()
-        self._busy_seconds = 0.0
-        self._num_tokens = 0
-        self._num_aborted_tokens = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
+        self._counted = EngineStats()
         self._failure: BaseException | None = None
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
@@ -113,15 +109,8 @@ class VLLMEngine(Engine):
 
     def stats(self) -> EngineStats:
         """Return what this engine has done so far."""
-        return EngineStats(
-            seconds=time.monotonic() - self._start,
-            busy_seconds=self._busy_seconds,
-            num_tokens=self._num_tokens,
-            num_aborted_tokens=self._num_aborted_tokens,
-            num_running=len(self._running),
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-        )
+        seconds = time.monotonic() - self._start
+        return replace(self._counted, seconds=seconds, num_running=len(self._running))
 
     def check_alive(self) -> None:
         """Raise what ended the engine, if anything did."""
@@ -191,7 +180,7 @@ class VLLMEngine(Engine):
                 if self._engine.has_unfinished_requests():
                     start = time.monotonic()
                     outputs = self._engine.step()
-                    self._busy_seconds += time.monotonic() - start
+                    self._counted.busy_seconds += time.monotonic() - start
                     self._deliver(outputs)
         except BaseException as error:  # noqa: BLE001  # a thread's end: hand the failure to all who wait
             self._failure = error
@@ -219,8 +208,8 @@ class VLLMEngine(Engine):
         running = self._running.pop(request_id, None)
         if running is not None:  # else it ended in the meantime, or was rejected
             num_sampled = _num_sampled(self._engine, running)
-            self._num_tokens += num_sampled - running.versions.num_taken
-            self._num_aborted_tokens += num_sampled
+            self._counted.num_tokens += num_sampled - running.versions.num_taken
+            self._counted.num_aborted_tokens += num_sampled
             self._engine.abort_request([running.vllm_id], internal=True)
 
     def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
@@ -246,9 +235,9 @@ class VLLMEngine(Engine):
             running = self._running[request_id]
             if output.finished:
                 del self._running[request_id]
-                self._num_prompt_tokens += len(running.prompt_ids)
-                self._num_cached_tokens += output.num_cached_tokens or 0
-            self._num_tokens += len(sampled.token_ids)
+                self._counted.num_prompt_tokens += len(running.prompt_ids)
+                self._counted.num_cached_tokens += output.num_cached_tokens or 0
+            self._counted.num_tokens += len(sampled.token_ids)
             ready.append((request_id, _token_output(sampled, output.prompt_logprobs, running)))
         if ready and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hand_over, ready)

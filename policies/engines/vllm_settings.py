@@ -31,10 +31,7 @@ MAX_CACHE_BYTES = 1 << 30
 CPU_BLOCK_TOKENS = 128
 """Tokens of a block of keys and values, unless the options say another number."""
 
-OWN_ARGUMENTS = {
-    "enable_lora": "server.adapters decides",
-    "max_loras": "server.adapters decides",
-    "max_lora_rank": "server.adapters decides",
+OWN_ARGUMENTS = dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "server.adapters decides") | {
     "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
 }
 """Arguments of vLLM that Troupe sets itself, and the reason."""
@@ -74,8 +71,7 @@ def check_options(options: dict[str, Any]) -> None:
             raise ConfigError(f"server.engine.options.{name} cannot be set: {reason}.")
     if options.get("async_scheduling"):
         raise ConfigError(
-            "server.engine.options.async_scheduling=true would leave a step unfinished whenever weights are "
-            "exchanged, and it would be unknown which weights sampled its tokens: leave it out."
+            "server.engine.options.async_scheduling=true hides which weights sample a token: leave it out."
         )
 
 
@@ -85,10 +81,9 @@ def check_gpus(config: EngineConfig) -> None:
     used = math.prod(config.options.get(part) or 1 for part in parts)
     if config.num_gpus and max(config.num_gpus, 1) != used:
         raise ConfigError(
-            f"server.engine.num_gpus={config.num_gpus} with "
-            f"server.engine.options.tensor_parallel_size={config.options.get('tensor_parallel_size', 1)}: an "
-            f"engine spreads over {used} GPU(s). Set both to the same number, or server.num_replicas for "
-            "more engines of one GPU."
+            f"server.engine.num_gpus={config.num_gpus} with server.engine.options.tensor_parallel_size="
+            f"{config.options.get('tensor_parallel_size', 1)}: an engine spreads over {used} GPU(s). Set "
+            "both to the same number, or server.num_replicas for more engines of one GPU."
         )
 
 

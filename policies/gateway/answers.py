@@ -10,6 +10,7 @@ from environments.tools import ToolCall
 from environments.types import Message
 from policies.agents.parsers import ToolParser
 from policies.gateway.session import Json
+from policies.model_api.reply import choice_of
 
 
 def message_of(text: str, served: list[Json], parser: ToolParser | None, num_calls: int) -> Message:
@@ -50,13 +51,12 @@ def for_template(message: Message) -> Message:
 
 def completion_of(answer: Json, model: str) -> Json:
     """The ``chat.completion`` with an answer: its ``message``, ``finish_reason``, ``usage`` and version."""
-    choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish_reason"]}
     return {
         "id": f"chatcmpl-{answer['id']}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{**choice, "logprobs": None}],
+        "choices": [choice_of("message", answer["message"], answer["finish_reason"])],
         "usage": answer["usage"],
         "policy_version": answer["policy_version"],
     }
@@ -74,7 +74,6 @@ async def chunks_of(completion: Json, includes_usage: bool) -> AsyncIterator[Jso
         deltas.append({"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
     ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
     for delta, reason in ended:
-        part = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        yield {**head, "choices": [part]}
+        yield {**head, "choices": [choice_of("delta", delta, reason)]}
     if includes_usage:
         yield {**head, "choices": [], "usage": completion["usage"]}

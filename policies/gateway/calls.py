@@ -32,8 +32,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             raise InvalidRequestError(f"A rollout takes no {name}: leave it out.", param=name)
     if body.tool_choice not in (None, "auto", "none"):
         raise InvalidRequestError(
-            "A rollout leaves it to the model whether it calls a tool: leave tool_choice out, or send 'auto' "
-            "or 'none'.",
+            "A rollout lets the model choose whether it calls a tool: leave tool_choice out, or send 'none'.",
             param="tool_choice",
         )
     if body.response_format is not None and body.response_format.type != "text":
@@ -42,15 +41,11 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             f"{body.response_format.type!r} out, and say the form in a message.",
             param="response_format",
         )
-    sampling: dict[str, object] = {}
-    if body.max_tokens is not None:
-        sampling["max_tokens"] = body.max_tokens
-    if body.stops():
-        sampling["stop"] = body.stops()
+    sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
     return PolicyCall(
         messages=[message.for_template() for message in body.messages],
         tools=None if body.tool_choice == "none" else body.tools or None,
-        sampling=sampling,
+        sampling={name: value for name, value in sampling.items() if value is not None},
         takes_one_tool_call=body.parallel_tool_calls is False,
         overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
         dropped=tuple(dropped),

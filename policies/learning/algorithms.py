@@ -26,135 +26,30 @@ from policies.learning.registry import (
 )
 from policies.learning.settings import AlgorithmConfig
 
-_ALL_GROUPS = "the objective is a mean over all groups"
-_DUAL_CLIP = "dual clip at ratio 3 where the advantage is negative"
-_ON_POLICY = "derived on-policy: several mini-batches an update have no ratio that corrects the later ones"
 ALGORITHMS = {
-    "grpo": Definition(
-        advantage="grpo",
-        summary="distance from the group's mean in standard deviations; clipped ratio",
-        paper="Shao et al. 2024 (DeepSeekMath), section 4.1",
-        zero_signal_source=f"eq. 3: {_ALL_GROUPS}",
-        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
-    ),
+    "grpo": Definition(advantage="grpo"),  # Shao et al. 2024 (DeepSeekMath), section 4.1
+    # Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2
     "dr_grpo": Definition(
         advantage="grpo",
         loss_aggregation="seq-mean-token-sum-norm",
         options={"normalize_by_std": False},
-        summary="GRPO without the division; a response's sum is divided by the longest length",
-        paper="Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2",
-        zero_signal_source=f"section 3.2: {_ALL_GROUPS}",
-        differences=_DUAL_CLIP,
     ),
-    "dapo": Definition(
-        advantage="grpo",
-        clip_high=0.28,
-        zero_signal_groups="refill",
-        overlong_penalty=1.0,
-        summary="GRPO with clip 0.2/0.28, refilled groups and a penalty for overlong responses",
-        paper="Yu et al. 2025, section 3",
-        zero_signal_source="eq. 11: dynamic sampling",
-        differences=f"mean over the tokens of a mini-batch, not of each group; {_DUAL_CLIP}",
-    ),
-    "gspo": Definition(
-        advantage="grpo",
-        loss="gspo",
-        summary="GRPO with one ratio per sequence",
-        paper="Zheng et al. 2025, section 4",
-        zero_signal_source=f"eq. 5: {_ALL_GROUPS}",
-    ),
-    "cispo": Definition(
-        advantage="grpo",
-        loss="cispo",
-        summary="GRPO with clipped weights instead of clipped tokens",
-        paper="MiniMax 2025 (MiniMax-M1), section 3.1",
-        zero_signal_source=f"eq. 4: {_ALL_GROUPS}",
-        differences="mean over the tokens of a mini-batch, not of each group; no dynamic sampling and length "
-        "penalty, which the paper's runs take from DAPO; the upper clip is 0.2, and the paper gives none",
-    ),
-    "gigpo": Definition(
-        advantage="gigpo",
-        gamma=0.95,
-        summary="GRPO, and omega times the distance of a turn's discounted return from those of the group's "
-        "turns that began in an equal state",
-        paper="Feng et al. 2025 (GiGPO), section 4",
-        zero_signal_source=f"eq. 9: {_ALL_GROUPS}",
-        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
-    ),
-    "mt_grpo": Definition(
-        advantage="mt_grpo",
-        gamma=0.0,
-        summary="GRPO, and omega times the distance of a turn's own reward from those of the same turn of "
-        "others",
-        paper="Zeng et al. 2025 (MT-GRPO), the additive estimator",
-        zero_signal_source=f"the objective is GRPO's: {_ALL_GROUPS}",
-        differences="the paper has two turns; the trajectory's part compares the sum of all rewards, not the "
-        f"outcome's alone, and the last turn has a part of its own too; no KL term; {_DUAL_CLIP}",
-    ),
-    "rloo": Definition(
-        advantage="rloo",
-        loss="reinforce",
-        summary="distance from the mean of the others; policy gradient without a ratio",
-        paper="Ahmadian et al. 2024",
-        zero_signal_source=f"section 3: {_ALL_GROUPS}",
-        differences=f"no KL in the reward; {_ON_POLICY}",
-    ),
-    "reinforce_plus_plus": Definition(
-        advantage="reinforce_plus_plus",
-        summary="discounted return per token, normalized over the batch; clipped ratio",
-        paper="Hu et al. 2025 (REINFORCE++)",
-        zero_signal_source="no groups",
-        differences=f"no KL in the reward; {_DUAL_CLIP}",
-    ),
-    "reinforce_plus_plus_baseline": Definition(
-        advantage="reinforce_plus_plus_baseline",
-        summary="distance from the group's mean, normalized over the batch; clipped ratio",
-        paper="Hu et al. 2025 (REINFORCE++ with baseline)",
-        zero_signal_source="the batch's normalization is over all groups",
-        differences=f"no KL term; {_DUAL_CLIP}",
-    ),
-    "remax": Definition(
-        advantage="remax",
-        loss="reinforce",
-        summary="distance from the reward of a greedy rollout; policy gradient without a ratio",
-        paper="Li et al. 2023",
-        zero_signal_source="no groups",
-        differences=f"no KL in the reward; {_ON_POLICY}",
-    ),
-    "opo": Definition(
-        advantage="opo",
-        loss="reinforce",
-        summary="distance from a mean weighted by length; policy gradient without a ratio",
-        paper="Hao et al. 2025",
-        zero_signal_source="the expectation is over all tasks",
-        differences=_ON_POLICY,
-    ),
-    "gpg": Definition(
-        advantage="gpg",
-        loss="gpg",
-        summary="distance from the group's mean; policy gradient, corrected for groups without a signal",
-        paper="Chu et al. 2025",
-        zero_signal_source="they count in alpha = N / (N - M), which makes up for them",
-        differences="no resampling where few groups have a signal",
-    ),
-    "ppo": Definition(
-        advantage="gae",
-        summary="generalized advantages of a critic; clipped ratio",
-        paper="Schulman et al. 2017, and 2016 for the advantages",
-        zero_signal_source="no groups",
-        differences="advantages are normalized over the update; the value loss is clipped at 0.5 around the "
-        "old values; an episode that a limit has ended is worth nothing more, as if it were finished; "
-        f"{_DUAL_CLIP}",
-    ),
-    "distillation": Definition(
-        advantage="reverse_kl",
-        summary="log-probability of each sampled token under a teacher, less the policy's own; clipped ratio",
-        paper="Agarwal et al. 2024 (GKD); Gu et al. 2024 (MiniLLM); Lu et al. 2025",
-        zero_signal_source="no groups",
-        differences="one sampled token instead of GKD's sum over the vocabulary; no token pays for what "
-        f"follows it, as it does in MiniLLM; {_DUAL_CLIP}",
-    ),
+    # Yu et al. 2025, section 3
+    "dapo": Definition(advantage="grpo", clip_high=0.28, zero_signal_groups="refill", overlong_penalty=1.0),
+    "gspo": Definition(advantage="grpo", loss="gspo"),  # Zheng et al. 2025, section 4
+    "cispo": Definition(advantage="grpo", loss="cispo"),  # MiniMax 2025 (MiniMax-M1), section 3.1
+    "gigpo": Definition(advantage="gigpo", gamma=0.95),  # Feng et al. 2025 (GiGPO), section 4
+    "mt_grpo": Definition(advantage="mt_grpo", gamma=0.0),  # Zeng et al. 2025, the additive estimator
+    "rloo": Definition(advantage="rloo", loss="reinforce"),  # Ahmadian et al. 2024
+    "reinforce_plus_plus": Definition(advantage="reinforce_plus_plus"),  # Hu et al. 2025
+    "reinforce_plus_plus_baseline": Definition(advantage="reinforce_plus_plus_baseline"),
+    "remax": Definition(advantage="remax", loss="reinforce"),  # Li et al. 2023
+    "opo": Definition(advantage="opo", loss="reinforce"),  # Hao et al. 2025
+    "gpg": Definition(advantage="gpg", loss="gpg"),  # Chu et al. 2025
+    "ppo": Definition(advantage="gae"),  # Schulman et al. 2017
+    "distillation": Definition(advantage="reverse_kl"),  # Agarwal et al. 2024 (GKD)
 }
+"""Rows of README's table, which says what each compares, and where its defaults are not the paper's."""
 SHIPPED = frozenset(ALGORITHMS)
 """The algorithms that come with Troupe; a user's module may add others."""
 
@@ -237,15 +132,13 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     if algorithm.estimator.compares and group_size < 2:
         raise ConfigError(
             f"rollout.group_size={group_size} with algorithm.name={algorithm.name!r}: its estimator "
-            f"{algorithm.advantage} compares the rollouts of a task with each other and needs at least 2. "
-            "Set rollout.group_size=8, for example."
+            f"{algorithm.advantage} compares the rollouts of a task. Set rollout.group_size=8, for example."
         )
     coefficient = algorithm.options.get("reward_coef")
     if algorithm.advantage == "reverse_kl" and coefficient and group_size < 2:
         raise ConfigError(
             f"algorithm.options.reward_coef={coefficient} has no effect with rollout.group_size={group_size}"
-            ": it weighs the distance of a reward from its group's mean. Set rollout.group_size=8, for "
-            "example, or leave algorithm.options.reward_coef out."
+            ": rewards count by the distance from a group's mean. Set rollout.group_size=8, for example."
         )
 
 
@@ -256,7 +149,11 @@ _OWN = " For one of your own, name its module: algorithm.module=my_module."
 
 
 def _definition(config: AlgorithmConfig) -> Definition:
-    definition = _custom(config) if config.name == "custom" else _named(config)
+    if config.name == "custom":
+        definition = _custom(config)
+    else:
+        check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"), "" if config.module else _OWN)
+        definition = ALGORITHMS[config.name]
     own = (
         config.name in ALGORITHMS.keys() - SHIPPED
         or definition.advantage not in SHIPPED_ESTIMATORS
@@ -271,17 +168,11 @@ def _definition(config: AlgorithmConfig) -> Definition:
     return definition
 
 
-def _named(config: AlgorithmConfig) -> Definition:
-    check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"), "" if config.module else _OWN)
-    return ALGORITHMS[config.name]
-
-
 def _custom(config: AlgorithmConfig) -> Definition:
     if config.advantage is None or config.loss is None:
         raise ConfigError(
             f"algorithm.name='custom' with algorithm.advantage={config.advantage!r} and algorithm.loss="
-            f"{config.loss!r}: it needs both. Set algorithm.advantage=grpo and algorithm.loss=vanilla, for "
-            "example."
+            f"{config.loss!r}: it needs both, such as grpo and vanilla."
         )
     for kind, value, known, unfit in (
         ("advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS),
@@ -307,8 +198,7 @@ def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:
     if loss.clips and loss.clip is None and (config.clip_low is None or config.clip_high is None):
         raise ConfigError(
             f"algorithm.loss={config.loss!r} with algorithm.clip_low={config.clip_low} and "
-            f"algorithm.clip_high={config.clip_high}: they are thresholds of a divergence here and have no "
-            "usual value. Set both."
+            f"algorithm.clip_high={config.clip_high}: bounds of a divergence have no usual value. Set both."
         )
 
 
@@ -324,9 +214,8 @@ def _check_one_advantage(
     else:
         return
     raise ConfigError(
-        f"{given} with algorithm.loss={definition.loss}: it has one ratio and one advantage for a whole "
-        "sequence, and would take the mean of those of its turns or tokens, by which a good and a bad turn "
-        f"cancel out. Set {remedy}, or algorithm.loss=gspo, which has one ratio and keeps the advantages."
+        f"{given} with algorithm.loss={definition.loss}: it has one advantage for a whole sequence, in which "
+        f"good and bad turns cancel out. Set {remedy}, or algorithm.loss=gspo, which keeps the advantages."
     )
 
 
@@ -335,9 +224,8 @@ def _check_epochs(name: str, loss: str, num_epochs: int) -> None:
     if num_epochs > 1 and not LOSSES[loss].uses_ratio:
         raise ConfigError(
             f"learner.num_epochs={num_epochs} with algorithm.name={name!r}: its loss {loss} has no ratio to "
-            "the policy before the update. It holds for rollouts of the present policy only, and in a second "
-            "pass they are an older one's. Set learner.num_epochs=1, or choose an algorithm with a ratio, "
-            "such as algorithm.name=grpo."
+            "the policy before the update, whose rollouts a second pass would take for the present one's. "
+            "Set learner.num_epochs=1, or an algorithm with a ratio, such as algorithm.name=grpo."
         )
 
 
@@ -351,9 +239,8 @@ def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty
     }
     if lost := [term for term, is_lost in terms.items() if is_lost]:
         raise ConfigError(
-            f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} would leave out "
-            f"groups that the environment has rewarded alike, and {lost[0]} has something to teach by them. "
-            "Set algorithm.zero_signal_groups=keep."
+            f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} leaves groups out, "
+            f"and {lost[0]} has something to teach by them. Set algorithm.zero_signal_groups=keep."
         )
 
 
@@ -369,8 +256,7 @@ def _check_rewards_count(
     if options.get("reward_coef") == 0 and lost:
         raise ConfigError(
             f"{lost[0]} has no effect in algorithm.name={config.name!r} with "
-            "algorithm.options.reward_coef=0: rewards are left out. Set it to 1, for example, or leave "
-            f"{lost[0].partition('=')[0]} out."
+            "algorithm.options.reward_coef=0, which leaves rewards out. Set it to 1, for example."
         )
 
 
@@ -383,9 +269,8 @@ def _overlong_buffer(config: AlgorithmConfig, penalty: float, limit: int) -> int
         buffer = max(1, limit // 5)
     if buffer is None:
         raise ConfigError(
-            f"algorithm.overlong_penalty={penalty} without algorithm.overlong_buffer_tokens: say over how "
-            f"many tokens before the limit of {limit} it grows, for example algorithm.overlong_buffer_tokens="
-            f"{max(1, limit // 5)}."
+            f"algorithm.overlong_penalty={penalty} without algorithm.overlong_buffer_tokens, over which it "
+            f"grows before the limit of {limit}: set {max(1, limit // 5)}, for example."
         )
     if not 1 <= buffer <= limit:
         raise ConfigError(

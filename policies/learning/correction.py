@@ -56,30 +56,18 @@ def without_far_tokens(
     """
     if not algorithm.masks_far_tokens or not samples:
         return list(samples), {}
-    old, engine, mask = _rows(samples)
+    from policies.learning.credit_units import on_tokens, padded  # commands have no use for numpy
+
+    old, engine, mask = (
+        padded([on_tokens([sample], name) for sample in samples])
+        for name in ("old_logprobs", "rollout_logprobs", "loss_mask")
+    )
     sampled, trained = mask.bool(), _kept(old - engine, mask, algorithm).bool()
     result = [
         sample if keep[bits].all() else sample.without_tokens((~keep[bits]).tolist())
         for sample, keep, bits in zip(samples, trained, sampled, strict=True)
     ]
     return result, {"learn/weight_masked_fraction": float((~trained)[sampled].float().mean())}
-
-
-def _rows(samples: Sequence[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Learner's and engine's log-probabilities and their mask, all [N, T], of the sampled tokens alone."""
-    import torch
-
-    def padded(columns: list[tuple[float, ...]]) -> torch.Tensor:
-        rows = [
-            torch.tensor([value for value, bit in zip(column, sample.loss_mask, strict=True) if bit])
-            for column, sample in zip(columns, samples, strict=True)
-        ]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-    old = padded([sample.old_logprobs for sample in samples])
-    engine = padded([sample.rollout_logprobs for sample in samples])
-    lengths = torch.tensor([sample.num_sampled_tokens for sample in samples])
-    return old, engine, (torch.arange(old.shape[1]) < lengths.unsqueeze(1)).float()
 
 
 def _kept(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
@@ -104,7 +92,10 @@ def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str
     Raises:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
-    level, truncate_above = _level(config, max_staleness), config.truncate_above
+    # Tokens of older policies are corrected unless the user says otherwise.
+    chosen = config.level or ("token" if max_staleness else "none")
+    level = None if chosen in ("none", "bypass") else chosen
+    truncate_above = config.truncate_above
     mask_below, mask_above = config.mask_outside or (None, None)
     _check_bounds(config, level)
     if level and truncate_above is None and mask_above is None:
@@ -116,13 +107,6 @@ def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str
         "mask_below": mask_below,
         "mask_above": mask_above,
     }
-
-
-def _level(config: CorrectionConfig, max_staleness: int) -> str | None:
-    """Tokens of older policies are corrected unless the user says otherwise."""
-    if config.level is None:
-        return "token" if max_staleness else None
-    return None if config.level in ("none", "bypass") else config.level
 
 
 def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
@@ -142,7 +126,6 @@ def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
         )
     if (config.truncate_above or 0.0) >= (high or math.inf):
         raise ConfigError(
-            f"algorithm.correction.truncate_above={config.truncate_above} has no effect with "
-            f"algorithm.correction.mask_outside={config.mask_outside}: what it would cut is left out "
-            "already. Leave one of them out."
+            f"algorithm.correction.truncate_above={config.truncate_above} has no effect with algorithm."
+            f"correction.mask_outside={config.mask_outside}, which leaves larger ones out: leave one out."
         )

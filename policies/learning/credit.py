@@ -18,16 +18,19 @@ from policies.learning.credit_units import (
     at_the_end,
     credit_units,
     on_tokens,
+    padded,
     with_advantages,
 )
 from policies.learning.kl import kl_estimate
 from policies.learning.samples import ALIKE, TrainingSample, is_judged, turn_rewards
-from policies.learning.whitening import over_trained_tokens
 
 if TYPE_CHECKING:
     import torch
 
     from policies.learning.algorithm import Algorithm
+
+EPSILON = 1e-8
+"""Number that verl adds to a variance."""
 
 
 def assign_credit(
@@ -148,8 +151,7 @@ def _sampled_tokens(
     rewards[np.cumsum(counts) - 1] = list(earned.values())
     if samples and sum(sample.num_sampled_tokens for sample in samples) != len(turns):
         raise LearnerError(
-            f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: all samples "
-            "of a trajectory are credited together."
+            f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: pass all."
         )
     return SampledTokens(trajectory, group, seat, samples, turns, rewards)
 
@@ -231,12 +233,41 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         advantages, returns = _call_estimator(arguments, algorithm)
         if algorithm.estimator.whitens and algorithm.estimator.function is None:
             raw = returns - arguments.get("values", 0.0)
-            advantages = over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
+            advantages = _over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
         for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
             unit.advantages = np.array(advantage[: len(unit.rewards)]) * unit.weight
             unit.returns = np.array(value[: len(unit.rewards)])
     uncompared = [not unit.compared for unit in units if unit.tokens.samples]
     return {"learn/uncompared_fraction": float(np.mean(uncompared))}
+
+
+def _over_trained_tokens(
+    advantages: torch.Tensor, raw: torch.Tensor, mask: torch.Tensor, trained: Sequence[bool]
+) -> torch.Tensor:
+    """The whitened ``advantages`` with mean 0 and variance 1 over the rows that are ``trained``.
+
+    verl whitens over all rows that an estimator is given. Members that only count in the baseline of their
+    group, such as long ones that are left out, would decide the scale of what is learned.
+
+    Where all are trained, ``advantages`` are returned as they are. Where ``raw`` is the same at all trained
+    tokens, there is nothing to learn, and they are 0: verl's float32 mean of ten times 1000.1 is another
+    number, and the difference would be divided by a deviation of nearly nothing.
+
+    Args:
+        advantages: [N, T] of verl, whitened over all tokens.
+        raw: [N, T] before the whitening, or whitened too.
+        mask: [N, T] 1 where a row has a token.
+        trained: [N], of which at least one is.
+    """
+    of_trained = mask.bool() & mask.new_tensor(trained).bool().unsqueeze(-1)
+    values = raw[of_trained]
+    if values.max() - values.min() <= ALIKE * values.abs().max().clamp(min=1):
+        return advantages.new_zeros(advantages.shape)
+    if all(trained):
+        return advantages
+    exact = advantages.double()
+    values = exact[of_trained]
+    return (exact - values.mean()) / (values.var() + EPSILON).sqrt() * mask
 
 
 def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -265,8 +296,8 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
     if algorithm.estimator.compares and algorithm.estimator.function is None:
         rewards = _rewards_above_group_minimum(units)
     arguments: dict[str, Any] = {
-        "token_level_rewards": _padded(rewards),
-        "response_mask": _padded([np.ones(len(unit.rewards)) for unit in units]),
+        "token_level_rewards": padded(rewards),
+        "response_mask": padded([np.ones(len(unit.rewards)) for unit in units]),
         "index": np.array([unit.comparison_id for unit in units], dtype=object),
         "gamma": algorithm.gamma,
         "config": AlgoConfig(gamma=algorithm.gamma, norm_adv_by_std_in_grpo=normalizes),
@@ -275,10 +306,10 @@ def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, A
         **algorithm.options,
     }
     if algorithm.uses_critic:
-        arguments["values"] = _padded([unit.tokens.column("values") for unit in units])
+        arguments["values"] = padded([unit.tokens.column("values") for unit in units])
     if algorithm.estimator.uses_teacher:
         for argument, column in (("old_log_prob", "old_logprobs"), ("teacher_log_prob", "teacher_logprobs")):
-            arguments[argument] = _padded([unit.tokens.column(column) for unit in units])
+            arguments[argument] = padded([unit.tokens.column(column) for unit in units])
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
@@ -339,13 +370,3 @@ def _distribution(samples: Sequence[TrainingSample], algorithm: Algorithm) -> di
         distances = on_tokens(samples, "old_logprobs") - on_tokens(samples, "teacher_logprobs")
         metrics["learn/teacher_kl"] = float(distances.mean())
     return metrics
-
-
-# -- columns -------------------------------------------------------------------------------------------
-
-
-def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
-    import torch
-
-    tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)

@@ -37,6 +37,8 @@ from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.samples import TrainingSample, returns_to_go, turn_place
 
 if TYPE_CHECKING:
+    import torch
+
     from policies.learning.algorithm import Algorithm
 
 
@@ -120,8 +122,7 @@ def credit_units(sampled: Sequence[SampledTokens], algorithm: Algorithm) -> list
         else:
             raise LearnerError(
                 f"Group {members[0].group.group_id!r} has forks, and algorithm.name={algorithm.name!r} with "
-                f"algorithm.credit={algorithm.credit} does not compare members where they fork: set "
-                "algorithm.name=rloo, for example."
+                f"algorithm.credit={algorithm.credit} does not compare them: set algorithm.name=rloo, say."
             )
     return units
 
@@ -236,6 +237,14 @@ def on_tokens(samples: Sequence[TrainingSample], name: str) -> np.ndarray:
     """The values of a column on the sampled tokens, one sample after the other."""
     rows = [np.array(getattr(each, name))[np.array(each.loss_mask, dtype=bool)] for each in samples]
     return np.concatenate(rows) if rows else np.zeros(0)
+
+
+def padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    """[N, T] The rows, in float32, with zeros behind those that are shorter."""
+    import torch
+
+    tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
 
 
 def at_the_end(value: float, length: int) -> np.ndarray:

@@ -29,15 +29,13 @@ def check_effect(
                 f"Leave it out; where a recipe sets it, set algorithm.{setting}=null.{named}"
             )
     level = config.correction.level
-    if level == "bypass" and not loss.uses_ratio:
-        raise ConfigError(
-            f"algorithm.correction.level=bypass has no effect in algorithm.name={config.name!r}: its loss "
-            f"{definition.loss} has no ratio to old log-probabilities. Leave it out."
-        )
-    if level in ("token", "sequence") and not loss.uses_weights:
+    weights = (loss.uses_weights, "importance weights")
+    ratio = (loss.uses_ratio, "ratio to old log-probabilities")
+    has, means = ratio if level == "bypass" else weights
+    if level not in (None, "none") and not has:
         raise ConfigError(
             f"algorithm.correction.level={level} has no effect in algorithm.name={config.name!r}: its loss "
-            f"{definition.loss} has no importance weights. Leave it out."
+            f"{definition.loss} has no {means}. Leave it out."
         )
 
 

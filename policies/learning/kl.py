@@ -64,12 +64,10 @@ class KLController:
 
     def __init__(self, algorithm: Algorithm, coef: float | None = None) -> None:
         self._algorithm = algorithm
-        self.coef = algorithm.kl_coef
-        """The present weight: the controller's whole state."""
         self.go_back(coef)
 
     def go_back(self, coef: float | None) -> None:
-        """Go on from an earlier weight; ``None`` is the first."""
+        """Go on from an earlier weight, which is the controller's whole state; ``None`` is the first."""
         self.coef = self._algorithm.kl_coef if coef is None or self._algorithm.kl_target is None else coef
 
     def update(self, metrics: Mapping[str, float], num_trajectories: int) -> dict[str, float]:

@@ -17,11 +17,12 @@ import hashlib
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from environments.data.dataset_files import read_rows
@@ -62,8 +63,7 @@ class Preference:
         """
         if self.chosen == self.rejected:
             raise DatasetError(
-                f"The chosen and the rejected of {name} are the same: there is nothing to prefer. Leave it "
-                "out."
+                f"The chosen and the rejected of {name} are the same, so none is preferred: leave it out."
             )
         for side, continuation in self.sides.items():
             if isinstance(continuation, Trajectory):
@@ -83,8 +83,7 @@ class Preference:
                     )
             if not any(message["role"] == "assistant" for message in continuation):
                 raise DatasetError(
-                    f"The {side} of {name} has no message with role 'assistant': there is nothing to learn. "
-                    "Add one, or leave the preference out."
+                    f"The {side} of {name} has no message with role 'assistant': add one, or leave it out."
                 )
 
 
@@ -93,8 +92,7 @@ def check_preferences(preferences: Sequence[Preference]) -> None:
     for index, preference in enumerate(preferences):
         if not isinstance(preference, Preference):
             raise DatasetError(
-                f"Preference {index} is a {type(preference).__name__}: write "
-                "Preference(messages=..., chosen=..., rejected=...)."
+                f"Preference {index} is a {type(preference).__name__}: write Preference(chosen=..., ...)."
             )
         preference.check(f"preference {index}")
 
@@ -165,8 +163,7 @@ def _check_messages(name: str, messages: Any) -> None:
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DatasetError(
-                f"{name} has as message {position} {message!r:.100}: it has to be a dict with role and "
-                "content."
+                f"{name} has as message {position} {message!r:.100}: write a dict with role and content."
             )
 
 
@@ -222,8 +219,7 @@ def make_pairs(
         pair = Pair(**sides)
         if _digest(pair.chosen) == _digest(pair.rejected):
             raise DatasetError(
-                f"The chosen and the rejected of preference {index} are the same tokens: there is nothing to "
-                "prefer. Leave it out."
+                f"The chosen and the rejected of preference {index} are the same tokens: leave it out."
             )
         pairs.append(pair)
     return pairs
@@ -285,7 +281,7 @@ class PreferenceObjective:
         """The batch whose ``advantages`` are minus the derivatives of the loss by the log-probabilities."""
         weights = []
         for pair, margin in zip(pairs, self.margins(policy, reference), strict=True):
-            push = self.beta * _sigmoid(-self.beta * margin) / len(pairs)
+            push = self.beta * math.exp(_log_sigmoid(-self.beta * margin)) / len(pairs)
             imitation = self.sft_coef / _num_tokens(pair.chosen) / len(pairs)
             weights += [push + imitation] * len(pair.chosen) + [-push] * len(pair.rejected)
         batch = batch_of(pairs)
@@ -299,18 +295,18 @@ class PreferenceObjective:
     ) -> dict[str, float]:
         """The loss at the scored weights, and means over the pairs."""
         margins = self.margins(policy, reference)
-        loss = _mean(-_log_sigmoid(self.beta * margin) for margin in margins)
+        loss = fmean(-_log_sigmoid(self.beta * margin) for margin in margins)
         if self.sft_coef:
             likelihoods = (
                 score.chosen / _num_tokens(pair.chosen) for pair, score in zip(pairs, policy, strict=True)
             )
-            loss -= self.sft_coef * _mean(likelihoods)
+            loss -= self.sft_coef * fmean(likelihoods)
         return {
             "loss": loss,
-            "margin": _mean(margins),
-            "accuracy": _mean(float(margin > 0) for margin in margins),
-            "chosen_logprob": _mean(score.chosen for score in policy),
-            "rejected_logprob": _mean(score.rejected for score in policy),
+            "margin": fmean(margins),
+            "accuracy": fmean(float(margin > 0) for margin in margins),
+            "chosen_logprob": fmean(score.chosen for score in policy),
+            "rejected_logprob": fmean(score.rejected for score in policy),
         }
 
 
@@ -318,14 +314,5 @@ def _num_tokens(samples: Sequence[TrainingSample]) -> int:
     return sum(sample.num_sampled_tokens for sample in samples)
 
 
-def _mean(values: Iterator[float] | Sequence[float]) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)
-
-
 def _log_sigmoid(value: float) -> float:
     return min(value, 0.0) - math.log1p(math.exp(-abs(value)))
-
-
-def _sigmoid(value: float) -> float:
-    return math.exp(_log_sigmoid(value))

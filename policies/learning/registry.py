@@ -104,12 +104,6 @@ class Definition:
     """Part of the algorithm's definition: they cannot be set."""
     zero_signal_groups: str = "keep"
     overlong_penalty: float = 0.0
-    summary: str = ""
-    paper: str = ""
-    zero_signal_source: str = ""
-    """Place in the paper that says what becomes of groups whose members were all rewarded alike."""
-    differences: str = ""
-    """Differences from the paper by default."""
 
 
 # -- estimators ----------------------------------------------------------------------------------------
@@ -316,8 +310,7 @@ def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[st
     parameters = inspect.signature(row.function).parameters
     if isinstance(row, Estimator) and row.uses_teacher and not hasattr(row.options(), "teacher"):
         raise ConfigError(
-            f"The estimator {name!r} uses a teacher, and no option names it: give its options a field "
-            'teacher: str = "".'
+            f'The estimator {name!r} uses a teacher, and no option names it: add a field teacher: str = "".'
         )
     for option in fields(row.options):
         if option.name in ARGUMENTS or option.name not in parameters:

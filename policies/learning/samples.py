@@ -21,6 +21,12 @@ from environments.types import STATE_KEY, Completion, TerminationReason, Traject
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
 
+FLOATS = (
+    *("rollout_logprobs", "rewards", "old_logprobs", "reference_logprobs", "teacher_logprobs"),
+    *("values", "advantages", "returns"),
+)
+UNTRAINED: dict[str, float] = dict.fromkeys(FLOATS, 0.0) | {"loss_mask": 0, "turns": -1}
+"""Columns of a sample beside its ids, with the value of a token that is not trained."""
 ALIKE = 1e-6
 """Rewards closer than this are the same: verl's estimators divide by no smaller spread either."""
 
@@ -98,24 +104,12 @@ class TrainingSample:
     def without_tokens(self, left_out: Sequence[bool]) -> TrainingSample:
         """The same sample, not to be trained on those of its sampled tokens that are ``left_out``."""
         leaves = self.on_sampled_tokens(left_out)
-
-        def thinned(column: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(0.0 if leave else value for value, leave in zip(column, leaves, strict=bool(column)))
-
-        return self.replaced(
-            loss_mask=tuple(0 if leave else bit for bit, leave in zip(self.loss_mask, leaves, strict=True)),
-            turns=tuple(
-                -1 if leave else turn for turn, leave in zip(self.turns, leaves, strict=bool(self.turns))
-            ),
-            rollout_logprobs=thinned(self.rollout_logprobs),
-            rewards=thinned(self.rewards),
-            old_logprobs=thinned(self.old_logprobs),
-            reference_logprobs=thinned(self.reference_logprobs),
-            teacher_logprobs=thinned(self.teacher_logprobs),
-            values=thinned(self.values),
-            advantages=thinned(self.advantages),
-            returns=thinned(self.returns),
-        )
+        thinned = {}
+        for name, nothing in UNTRAINED.items():
+            column = getattr(self, name)
+            rows = zip(column, leaves, strict=bool(column))
+            thinned[name] = tuple(nothing if leave else value for value, leave in rows)
+        return self.replaced(**thinned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,9 +127,8 @@ class TrainBatch:
 
     def with_column(self, name: str, rows: Sequence[tuple[float, ...]]) -> TrainBatch:
         """The same batch with a column filled in: a row for each sample."""
-        columns: list[dict[str, Any]] = [{name: row} for row in rows]
-        samples = zip(self.samples, columns, strict=True)
-        return replace(self, samples=tuple(sample.replaced(**column) for sample, column in samples))
+        pairs = zip(self.samples, rows, strict=True)
+        return replace(self, samples=tuple(sample.replaced(**{name: row}) for sample, row in pairs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,9 +164,8 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             continue
         if completion.retokenized or not completion.prompt_size:
             raise LearnerError(
-                f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids, which "
-                "cannot be trained on: sample the policy server by its handle, or an OpenAI-compatible "
-                "server that answers return_token_ids and logprobs (vLLM does)."
+                f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids: sample "
+                "the policy server by its handle, or one that answers return_token_ids and logprobs (vLLM)."
             )
         if not completion.answer_size:
             continue
@@ -320,12 +312,4 @@ def padding_sample(token_id: int) -> TrainingSample:
         response_ids=(token_id,),
         loss_mask=(0,),
         rollout_logprobs=(0.0,),
-        turns=(-1,),
-        rewards=(0.0,),
-        old_logprobs=(0.0,),
-        reference_logprobs=(0.0,),
-        teacher_logprobs=(0.0,),
-        values=(0.0,),
-        advantages=(0.0,),
-        returns=(0.0,),
     )

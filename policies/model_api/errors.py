@@ -44,6 +44,11 @@ class NotFoundError(RequestError):
     status = 404
 
 
+def unknown_model(message: str) -> NotFoundError:
+    """The error of a request for a model or an agent that is not served."""
+    return NotFoundError(message, param="model", code="model_not_found")
+
+
 class ConflictError(RequestError):
     """The state that the request goes on from is another one."""
 

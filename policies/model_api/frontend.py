@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
-from policies.model_api.errors import ConflictError, InvalidRequestError, NotFoundError, RequestError
+from policies.model_api.errors import ConflictError, InvalidRequestError, RequestError, unknown_model
 from policies.model_api.growing_text import GrowingText, before_stop
 from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
@@ -117,7 +117,7 @@ class OpenAIFrontend:
         # An answer that is gone on with is past its thoughts, unless it ends within one.
         split = None if body.continue_final_message and not prompt_end else self._split
         reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
-        pieces = self._sample(requests, in_pieces=bool(body.stream))
+        pieces = self._sample_in_pieces(requests) if body.stream else self._sample_whole(requests)
         parts = _answer(body, requests, reply, pieces, charge, on_answer)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
@@ -132,8 +132,10 @@ class OpenAIFrontend:
         self._check(body)
         requests = self._requests(body, self._encode(body), structure_of(body, self._tool_parser))
         reply = TextReply(body, self._token_text)
-        echoes = bool(body.echo)
-        pieces = self._sample(requests, in_pieces=bool(body.stream) and not echoes, echoes=echoes)
+        if body.stream and not body.echo:
+            pieces = self._sample_in_pieces(requests)
+        else:
+            pieces = self._sample_whole(requests, echoes=bool(body.echo))
         return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
@@ -144,11 +146,7 @@ class OpenAIFrontend:
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
             served = ", ".join(map(repr, self.names))
-            raise NotFoundError(
-                f"The model {name!r} does not exist: this server serves {served}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(f"The model {name!r} does not exist: this server serves {served}.")
 
     def _render(self, body: ChatRequest, tools: list[Json] | None) -> tuple[list[int], str]:
         """The prompt, and what at its end may open a thought."""
@@ -211,24 +209,23 @@ class OpenAIFrontend:
         """Requests, one for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
-        for prompt_ids in prompts:
-            # The engine would say so too, but only when the first chunk is due.
-            if len(prompt_ids) >= self._engine.max_model_tokens:
-                raise PromptTooLongError(
-                    f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
-                    f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
-                )
-            room = self._engine.max_model_tokens - len(prompt_ids)
-            if body.max_tokens is not None and body.max_tokens > room and not body.cap_max_tokens:
-                raise InvalidRequestError(
-                    f"max_tokens={body.max_tokens} is more than the {room} tokens that the context of "
-                    f"{self._engine.max_model_tokens} has left: lower it, or leave it out.",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                )
+        context = self._engine.max_model_tokens
+        rooms = [context - len(prompt_ids) for prompt_ids in prompts]
+        least = min(rooms)
+        if least < 1:  # the engine would say so too, but only when the first chunk is due
+            raise PromptTooLongError(
+                f"The prompt has {context - least} tokens and the model's context holds {context}, the "
+                "answer included: shorten the prompt."
+            )
+        if body.max_tokens is not None and body.max_tokens > least and not body.cap_max_tokens:
+            raise InvalidRequestError(
+                f"max_tokens={body.max_tokens} is more than the {least} tokens that the context of {context} "
+                "has left: lower it, or leave it out.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
         params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
         self._check_total(prompts, params, body.num_choices)
-        rooms = [self._engine.max_model_tokens - len(prompt_ids) for prompt_ids in prompts]
         most = [params.max_tokens and min(params.max_tokens, room) for room in rooms]
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
@@ -247,11 +244,6 @@ class OpenAIFrontend:
                 f"answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several requests.",
                 param="n",
             )
-
-    def _sample(
-        self, requests: list[TokenRequest], in_pieces: bool, echoes: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests, echoes)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -277,7 +269,9 @@ class OpenAIFrontend:
                 async for output in outputs:
                     yield output
 
-    async def _sample_whole(self, requests: list[TokenRequest], echoes: bool) -> AsyncGenerator[Piece, None]:
+    async def _sample_whole(
+        self, requests: list[TokenRequest], echoes: bool = False
+    ) -> AsyncGenerator[Piece, None]:
         tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any
 
 from environments.tools.base import MODEL_JSON
 from policies.agents.parsers import ToolParser
-from policies.agents.parsers.base import Block, BlockParser, valid
+from policies.agents.parsers.base import Block, BlockParser, Json, valid
 from policies.model_api.growing_text import num_held
-
-Json = dict[str, Any]
 
 
 class GrowingCalls:

@@ -10,6 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from environments.tools import ToolCall
 from environments.types import Message
 
+Json = dict[str, Any]
+"""A JSON object."""
+
 
 class Body(BaseModel):
     """A part of a request. A field that it does not know is an error, and so is NaN."""

@@ -9,14 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    StrictInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StrictInt, ValidationInfo, field_validator, model_validator
 
 from policies.model_api.limits import (
     MAX_CHOICES,
@@ -185,10 +178,14 @@ class SamplingRequest(Body):
 
     def sampling_params(self) -> SamplingParams:
         """Raises ``ConfigError`` for values that cannot be sampled with."""
-        given = self.model_dump(
-            include={"temperature", "top_p", "top_k", "max_tokens", "seed"}, exclude_none=True
+        given = self.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True)
+        return SamplingParams(
+            **given, max_tokens=self.most_tokens(), stop=self.stops(), options=self._options()
         )
-        return SamplingParams(**given, stop=self.stops(), options=self._options())
+
+    def most_tokens(self) -> int | None:
+        """Return how many tokens may be sampled for a choice, if the request says it."""
+        return self.max_tokens
 
     def _options(self) -> EngineOptions | None:
         names = {field.name for field in fields(EngineOptions)}
@@ -323,12 +320,6 @@ class CompletionRequest(SamplingRequest):
         is_one = isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
-    def sampling_params(self) -> SamplingParams:
-        if self.max_tokens is None:
-            return super().sampling_params().replace(max_tokens=TEXT_COMPLETION_TOKENS)
+    def most_tokens(self) -> int | None:
         # With echo, 0 asks for the prompt alone: a token is sampled all the same, and left out.
-        return (
-            self.model_copy(update={"max_tokens": None})
-            .sampling_params()
-            .replace(max_tokens=self.max_tokens or 1)
-        )
+        return TEXT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens or 1

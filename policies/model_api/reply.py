@@ -12,23 +12,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from environments.thoughts import (
-    SplitThought,
-    is_unfinished,
-    split_thought,
-    with_opening,
-    without_opening,
-)
+from environments.thoughts import SplitThought, is_unfinished, split_thought, with_opening, without_opening
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.model_api.growing_calls import GrowingCalls
 from policies.model_api.growing_text import REPLACEMENT_CHARACTER, GrowingThought, WholeThought
+from policies.model_api.messages import Json
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +195,7 @@ class ChatReply(Reply):
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         if piece.is_first:
-            delta = {"role": "assistant", "content": ""}
-            opening = {"index": piece.index, "delta": delta, "finish_reason": None, "logprobs": None}
+            opening = choice_of("delta", {"role": "assistant", "content": ""}, None, piece.index)
             yield {**self._chunk(piece.output.policy_version, [opening]), **self._prompt(piece)}
         yield from super().chunks(piece)
 
@@ -222,36 +214,23 @@ class ChatReply(Reply):
         """The message without its role, and what tool calls change in the choice."""
         if self._in_pieces:
             return self._growing(piece)
-        if self._split is not None:
-            return self._apart(piece, self._split)
         text = with_opening(self._prompt_end, piece.text)
-        if is_unfinished(text):
+        if self._split is None and is_unfinished(text):
             return {"content": "", "reasoning_content": without_opening(text)}, {}
-        if self._parser is None:
-            return {"content": text}, {}
         # As ToolAgent reads it in training: a call in the thoughts is none.
-        thought, answer = split_thought(text)
-        rest, calls = self._parser.split(answer)
+        thought, answer = (self._split or split_thought)(text)
+        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
+        before = ""
+        if self._split is None and text.endswith(answer):  # the thought stays where it stood
+            before, thought = text[: len(text) - len(answer)], ""
+        elif self._split is None and not calls:  # it stood between parts of the answer
+            answer, thought = text, ""
+        reasoning = {"reasoning_content": thought} if thought else {}
         if not calls:
-            return {"content": text}, {}
-        message: Json = {"content": None, "tool_calls": [_openai_call(call) for call in calls]}
-        if text.endswith(answer):
-            rest = text[: len(text) - len(answer)] + rest
-        elif thought:  # it stood between parts of the answer
-            message["reasoning_content"] = thought
+            return {"content": before + answer, **reasoning}, {}
         # One that was cut off may have lost calls: the client has to know.
         ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
-        return message | {"content": rest.strip() or None}, ended
-
-    def _apart(self, piece: Piece, split: SplitThought) -> tuple[Json, Json]:
-        """Message as of ``_message``, with the thought beside the answer."""
-        thought, answer = split(with_opening(self._prompt_end, piece.text))
-        reasoning = {"reasoning_content": thought} if thought else {}
-        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
-        if not calls:
-            return {"content": answer, **reasoning}, {}
-        content = rest.strip() or None
-        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
+        content = (before + rest).strip() or None
         return {"content": content, "tool_calls": list(map(_openai_call, calls)), **reasoning}, ended
 
     def _growing(self, piece: Piece) -> tuple[Json, Json]:
@@ -284,7 +263,9 @@ class ChatReply(Reply):
 
 
 def _entry(token: str, logprob: float) -> Json:
-    return {"token": token, "logprob": logprob, "bytes": _utf8(token)}
+    """A token with its bytes, which are unknown where it is a part of a character."""
+    utf8 = None if REPLACEMENT_CHARACTER in token else list(token.encode())
+    return {"token": token, "logprob": logprob, "bytes": utf8}
 
 
 def _oldest_version(pieces: list[Piece]) -> int:
@@ -292,17 +273,18 @@ def _oldest_version(pieces: list[Piece]) -> int:
 
 
 def _usage(pieces: list[Piece], num_prompt_tokens: int) -> Json:
-    num_completion_tokens = sum(len(piece.output.token_ids) for piece in pieces)
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_completion_tokens,
-        "total_tokens": num_prompt_tokens + num_completion_tokens,
-    }
+    return usage_of(num_prompt_tokens, sum(len(piece.output.token_ids) for piece in pieces))
 
 
-def _utf8(token: str) -> list[int] | None:
-    """The token's bytes; unknown where it is a part of a character."""
-    return None if REPLACEMENT_CHARACTER in token else list(token.encode())
+def usage_of(num_read: int, num_sampled: int) -> Json:
+    """The ``usage`` of a completion."""
+    total = num_read + num_sampled
+    return {"prompt_tokens": num_read, "completion_tokens": num_sampled, "total_tokens": total}
+
+
+def choice_of(field: str, content: Json, finish_reason: str | None, index: int = 0) -> Json:
+    """A choice of a chat completion, by its ``message``, or of a chunk, by its ``delta``."""
+    return {"index": index, field: content, "finish_reason": finish_reason, "logprobs": None}
 
 
 def _openai_call(call: ToolCall) -> Json:

@@ -18,8 +18,7 @@ from urllib.parse import unquote
 
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_SCHEMA_DEPTH
-
-Json = dict[str, Any]
+from policies.model_api.messages import Json
 
 NEVER_HELD = {
     *("not", "if", "contains", "minContains", "maxContains", "$dynamicRef"),

@@ -14,9 +14,7 @@ from policies.agents.parsers import ToolParser
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_STRUCTURE_CHARACTERS
 from policies.model_api.protocol import ChatRequest, NamedTool, SamplingRequest
-from policies.model_api.schemas import check_schema, fault_of, without_annotations
-
-Json = dict[str, Any]
+from policies.model_api.schemas import Json, check_schema, fault_of, without_annotations
 
 
 def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
@@ -68,8 +66,7 @@ def _check_size(wanted: Any, param: str) -> None:
         ) from error
     if size > MAX_STRUCTURE_CHARACTERS:
         raise InvalidRequestError(
-            f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
-            param=param,
+            f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.", param=param
         )
 
 
@@ -78,8 +75,7 @@ def forced_tools(body: ChatRequest) -> list[Json]:
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return []
-    functions = [tool.get("function") for tool in body.tools or ()]
-    named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
+    named: list[Json] = [tool["function"] for tool in body.tools or ()]
     if isinstance(choice, NamedTool):
         named = [function for function in named if function["name"] == choice.function.name]
     if not named:

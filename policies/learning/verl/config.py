@@ -45,14 +45,9 @@ def policy_worker_config(
 ) -> TrainingWorkerConfig:
     """verl's worker for the policy."""
     rank = learner.lora.rank
-    adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"}
-    return _worker_config(
-        "language_model",
-        model_path,
-        learner,
-        optimizer_config(learner.optimizer, learner, num_schedule_steps),
-        **(adapters if rank else {}),
-    )
+    adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
+    optimizer = optimizer_config(learner.optimizer, learner, num_schedule_steps)
+    return _worker_config("language_model", model_path, learner, optimizer, **adapters)
 
 
 def teacher_worker_config(model_path: str, learner: LearnerConfig) -> TrainingWorkerConfig:
@@ -61,9 +56,8 @@ def teacher_worker_config(model_path: str, learner: LearnerConfig) -> TrainingWo
     verl has workers without one (``forward_only``), whose weights lie in pinned memory: a machine without a
     GPU has none.
     """
-    return _worker_config(
-        "language_model", model_path, learner, optimizer_config(OptimizerConfig(), learner, 1)
-    )
+    optimizer = optimizer_config(OptimizerConfig(), learner, 1)
+    return _worker_config("language_model", model_path, learner, optimizer)
 
 
 def critic_worker_config(

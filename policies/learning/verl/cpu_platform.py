@@ -12,7 +12,6 @@ import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from verl.plugin.platform import get_platform
@@ -49,19 +48,15 @@ def _device_module() -> types.ModuleType:
 class CPUPlatform(PlatformBase):
     """The calls that verl makes of a device, answered for a plain CPU."""
 
-    _module = _device_module()
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _device_module()
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
+    def _do_nothing(self, *_: int | str | None) -> None:
+        """Answer a call about what a CPU does not have."""
 
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
-    def device_module(self) -> types.ModuleType:
-        return self._module
+    set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
 
     def is_available(self) -> bool:
         return True
@@ -76,23 +71,10 @@ class CPUPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -107,12 +89,6 @@ class CPUPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         return "CPU"
 
@@ -121,9 +97,6 @@ class CPUPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> Any:
-        return None
 
 
 def install() -> None:

@@ -48,11 +48,7 @@ class PolicyEngine(FSDPEngineWithLMHead):
         return model_inputs(layout) | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
 
     def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: Arguments,
-        micro_batch: TensorDict,
-        logits_processor_func: object,
+        self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object
     ) -> dict[str, torch.Tensor]:
         predicted = output_args["predicted"]
         if output.logits.shape[1] != len(predicted.columns):
@@ -82,11 +78,7 @@ class ValueEngine(FSDPEngineWithValueHead):
         return model_inputs(layout), {"paths": layout.paths}
 
     def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: Arguments,
-        micro_batch: TensorDict,
-        logits_processor_func: object,
+        self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object
     ) -> dict[str, torch.Tensor]:
         values = output.logits.flatten()[output_args["paths"]]
         return {"values": torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())}

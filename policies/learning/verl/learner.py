@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
-from policies.settings import ADAPTER
+from policies.settings import ADAPTER, json_object
 
 # isort: split
 from verl.utils.model import convert_weight_keys
@@ -40,21 +40,13 @@ ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
 """File to which verl writes rank and alpha of a checkpoint's adapters."""
 
-METRIC_NAMES = {
-    "loss": "learn/loss",
-    "grad_norm": "learn/grad_norm",
-    "lr": "learn/lr",
-    "clip_fraction": "learn/clip_fraction",
-    "clip_fraction_low": "learn/clip_fraction_low",
-    "clip_fraction_high": "learn/clip_fraction_high",
-    "clip_fraction_dual": "learn/clip_fraction_dual",
-    "kl": "learn/kl",
-    "ratio_mean": "learn/ratio_mean",
-    "weight_mean": "learn/weight_mean",
-    "weight_truncated_fraction": "learn/weight_truncated_fraction",
-    "weight_effective_fraction": "learn/weight_effective_fraction",
+OWN_NAMES = (
+    *("loss", "grad_norm", "lr", "clip_fraction", "clip_fraction_low", "clip_fraction_high"),
+    *("clip_fraction_dual", "kl", "ratio_mean", "weight_mean", "weight_truncated_fraction"),
+    *("weight_effective_fraction", "kl_loss"),
+)
+METRIC_NAMES = {name: f"learn/{name}" for name in OWN_NAMES} | {
     "surprise": "learn/entropy",
-    "kl_loss": "learn/kl_loss",
     "actor/entropy_loss": "learn/entropy_bonus",
 }
 FIRST_STEP_NAMES = {
@@ -71,10 +63,6 @@ class Teacher(VerlWorker):
 
     def __init__(self, model_path: str, learner: LearnerConfig, seed: int) -> None:
         super().__init__(teacher_worker_config(model_path, learner), learner, seed)
-
-    def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with ``teacher_logprobs``. Collective."""
-        return batch.with_column("teacher_logprobs", self._logprobs(batch))
 
 
 class VerlLearner(VerlWorker):
@@ -171,13 +159,13 @@ class VerlLearner(VerlWorker):
         else:
             num_unscored = 0 if self._algorithm.needs_all_scores else 1
             scored = [*batches[:num_unscored]]
-            scored += [self._with_logprobs(batch, "old_logprobs") for batch in batches[num_unscored:]]
+            scored += [self.scored(batch, "old_logprobs") for batch in batches[num_unscored:]]
         if self._teacher is not None:
-            scored = [self._teacher.score(batch) for batch in scored]
+            scored = [self._teacher.scored(batch, "teacher_logprobs") for batch in scored]
         if self._reference is None:
             return scored
         with self._reference.in_place():
-            return [self._with_logprobs(batch, "reference_logprobs") for batch in scored]
+            return [self.scored(batch, "reference_logprobs") for batch in scored]
 
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
@@ -225,9 +213,6 @@ class VerlLearner(VerlWorker):
         response [R] of each sample."""
         return [list(row) for row in self._logprobs(batch)]
 
-    def _with_logprobs(self, batch: TrainBatch, column: str) -> TrainBatch:
-        return batch.with_column(column, self._logprobs(batch))
-
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -273,8 +258,7 @@ class VerlLearner(VerlWorker):
             raise ConfigError(
                 f"The checkpoint {folder} has adapters of rank {saved[0]} and alpha {saved[1]}, and this run "
                 f"of learner.lora.rank={present[0]} and alpha {present[1]}: resume with what it was trained "
-                "with (rank 0 is without adapters), or start a new run from its huggingface folder with "
-                "model.path."
+                "with, or start a new run from its huggingface folder with model.path."
             )
         left_out = super().load(folder)
         if self._reference is not None:
@@ -288,12 +272,11 @@ class VerlLearner(VerlWorker):
 
 def _adapters_of(folder: str) -> tuple[int, int]:
     """Rank and alpha of a checkpoint's adapters; zeros if it has none. Raises ``ConfigError``."""
-    path = os.path.join(folder, LORA_RECORD)
-    if not os.path.exists(path):
+    path = Path(folder, LORA_RECORD)
+    if not path.exists():
         return 0, 0
+    record = json_object(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
         return int(record["r"]), int(record["lora_alpha"])
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} does not say which adapters the checkpoint has: {error!r}") from error

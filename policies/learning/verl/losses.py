@@ -29,6 +29,8 @@ from verl.workers.utils.padding import no_padding_2_padding
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
 
+CLIPPING = ("vanilla", "gspo", "cispo", "geo_mean")
+"""Losses that clip the ratio. The others have no clip fraction."""
 MEAN_OF_MEANS = "seq-mean-token-mean"
 """The aggregation in which every trajectory counts equally, by the mean of its tokens."""
 
@@ -170,8 +172,10 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
         "rollout_diff_max": largest(gap.abs()),
     }
     loss = config.policy_loss.loss_mode
-    if loss in CLIP_RANGES:
-        low, high = CLIP_RANGES[loss](config)
+    if loss in CLIPPING:
+        low, high = 1 - config.clip_ratio_low, 1 + config.clip_ratio_high
+        if loss == "geo_mean":  # the range is that of the logarithm
+            low, high = math.exp(-config.clip_ratio_low), math.exp(config.clip_ratio_high)
         if loss == "gspo":  # one ratio per sequence: Zheng et al. 2025, equation 7
             ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
         whatever_the_sign = loss == "cispo"
@@ -186,23 +190,6 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
             metrics["clip_fraction_dual"] = mean(beyond)
         metrics["clip_fraction"] = mean(clipped)
     return metrics
-
-
-def _around_one(config: ActorConfig) -> tuple[float, float]:
-    return 1 - config.clip_ratio_low, 1 + config.clip_ratio_high
-
-
-def _in_log_space(config: ActorConfig) -> tuple[float, float]:
-    return math.exp(-config.clip_ratio_low), math.exp(config.clip_ratio_high)
-
-
-CLIP_RANGES = {
-    "vanilla": _around_one,
-    "gspo": _around_one,
-    "cispo": _around_one,
-    "geo_mean": _in_log_space,
-}
-"""The losses that clip the ratio, and between what. The others have no clip fraction."""
 
 
 register_policy_loss("reinforce")(compute_policy_loss_gpg)

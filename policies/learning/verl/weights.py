@@ -195,8 +195,7 @@ def check_adapters(module: torch.nn.Module, tied: bool) -> None:
         if not isinstance(layer, Linear) or (tied and _base_name(name) == "lm_head"):
             raise ConfigError(
                 f"learner.verl.model.target_modules puts an adapter on {_base_name(name)!r}, which cannot be "
-                "merged into the weights that engines get: name linear layers that share their weights "
-                "with nothing and are no experts, or leave it at all-linear."
+                "merged into the weights: name linear layers, neither tied nor experts, or all-linear."
             )
 
 

@@ -21,8 +21,7 @@ from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import RankShard, as_column
-from policies.learning.verl.shards import restore_model, restore_optimizer
-from policies.learning.verl.state_files import StateFiles
+from policies.learning.verl.shards import StateFiles, restore_model, restore_optimizer
 from policies.learning.verl.token_trees import pairs_per_token
 
 # isort: split
@@ -116,6 +115,10 @@ class VerlWorker(TrainingWorker):
     def _logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
         """Log-probability of each sampled token under a language model, as a column."""
         return as_column(self._forward(batch, "log_probs"), batch)
+
+    def scored(self, batch: TrainBatch, column: str) -> TrainBatch:
+        """The batch with these log-probabilities in a column. Collective."""
+        return batch.with_column(column, self._logprobs(batch))
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -8,18 +8,17 @@ cannot change the answer are dropped, and ``dropped`` names them; others are hon
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo, model_validator
 
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import invalid_body
 from policies.model_api.growing_text import GrowingThought
-from policies.model_api.messages import Body
+from policies.model_api.messages import Body, Json
 from policies.model_api.protocol import ChatRequest
 
-Json = dict[str, Any]
 Event = tuple[str | None, Json]
 """The name of an event of a stream, where it has one, and its data."""
 M = TypeVar("M", bound=BaseModel)
@@ -31,30 +30,31 @@ IMAGES = ("image", "image_url", "input_image", "input_file", "input_audio", "doc
 """Types of the parts that hold no text."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """One request in one dialect, which is read when the object is made. Raises ``RequestError`` then."""
 
-    terminator: str | None
+    terminator: ClassVar[str | None] = DONE
     """Data after the last event of a stream; ``None`` where nothing comes."""
     dropped: tuple[str, ...]
     """Fields of the request that were dropped, since they cannot change its answer."""
+    _draft: Draft
 
+    @abstractmethod
     def chat_request(self) -> ChatRequest:
         """The request to the engine. Raises ``RequestError`` for what cannot be served."""
-        ...
 
     def answer(self, completion: Json) -> Json:
         """The answer that says what a ``chat.completion`` says."""
-        ...
+        return self._draft.completed(completion)
 
     def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
         """The events that say what the chunks of a ``chat.completion`` say."""
-        ...
+        return self._draft.events(chunks)
 
     @staticmethod
     def error(error: Exception) -> tuple[int, Json]:
         """Status and body of a failure; also the data of a stream's last event."""
-        ...
+        return openai_error(error)
 
 
 class Part(Body):
@@ -90,20 +90,34 @@ def chat_request(fields: Json) -> ChatRequest:
     return read(ChatRequest, given)[0]
 
 
+def kind_of(part: Any) -> str | None:
+    """The type of a part of a request, which is as it came or was read already."""
+    kind: str | None = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return kind
+
+
+def served(noun: str, kinds: Collection[str | None], remedy: str) -> BeforeValidator:
+    """Takes only parts of these types."""
+
+    def check(part: Any) -> Any:
+        if (kind := kind_of(part)) not in kinds:
+            raise ValueError(f"{noun} of type {kind!r} is not served{remedy}")
+        return part
+
+    return BeforeValidator(check)
+
+
 def readable(part: Any) -> Any:
     """``part``, which is no image. Raises ``ValueError``."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in IMAGES:
+    if (kind := kind_of(part)) in IMAGES:
         raise ValueError(
             f"this model reads text only, and {kind!r} is an image or a file: leave it out, or send its text"
         )
     return part
 
 
-class Chat:
+class Chat(Dialect):
     """OpenAI's chat completions: what the engine's requests and answers look like anyway."""
-
-    terminator: str | None = DONE
 
     def __init__(self, body: Json) -> None:
         self._request, _ = read(ChatRequest, body)
@@ -119,10 +133,6 @@ class Chat:
     async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
         async for chunk in chunks:
             yield None, chunk
-
-    @staticmethod
-    def error(error: Exception) -> tuple[int, Json]:
-        return openai_error(error)
 
 
 class Draft(ABC):

@@ -6,9 +6,9 @@ https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
-from policies.model_api.dialects.base import TEXT, THOUGHT, Draft, Event, Json, chat_request, read
+from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Dialect, Draft, Json, chat_request, read
 from policies.model_api.dialects.errors import anthropic_error
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.protocol import ChatRequest
@@ -18,17 +18,17 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 DELTAS = {
     THOUGHT: ("thinking_delta", "thinking"),
     TEXT: ("text_delta", "text"),
-    "call": ("input_json_delta", "partial_json"),
+    CALL: ("input_json_delta", "partial_json"),
 }
 """Type of a delta and the field with its text, by the kind of its block."""
 SIGNATURE = "unsigned"
 """Signature of a thought: nobody checks it, but some clients send a thought back only if it has one."""
 
 
-class Messages:
+class Messages(Dialect):
     """A request of this API. Raises ``InvalidRequestError`` for a body that cannot be read."""
 
-    terminator: str | None = None
+    terminator = None
 
     def __init__(self, body: Json) -> None:
         self.body, self.dropped = read(MessagesRequest, body)
@@ -58,15 +58,7 @@ class Messages:
             }
         )
 
-    def answer(self, completion: Json) -> Json:
-        return self._draft.completed(completion)
-
-    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
-        return self._draft.events(chunks)
-
-    @staticmethod
-    def error(error: Exception) -> tuple[int, Json]:
-        return anthropic_error(error)
+    error = staticmethod(anthropic_error)
 
 
 def count_request(body: Json) -> ChatRequest:
@@ -127,11 +119,8 @@ class MessageDraft(Draft):
             yield {"type": "content_block_delta", "index": len(self.content), "delta": delta}
 
     def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
-        if kind in (THOUGHT, TEXT):
-            value: object = self._text
-        else:
-            value = _arguments(self._text)
-        name = {THOUGHT: "thinking", TEXT: "text"}.get(kind, "input")
+        name = {THOUGHT: "thinking", TEXT: "text", CALL: "input"}[kind]
+        value = _arguments(self._text) if kind == CALL else self._text
         if kind == THOUGHT:
             self._block = {**self._block, "signature": SIGNATURE}
             delta = {"type": "signature_delta", "signature": SIGNATURE}

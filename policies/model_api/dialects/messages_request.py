@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from policies.model_api.dialects.base import Part, readable
+from policies.model_api.dialects.base import Part, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Text
+from policies.model_api.messages import Json, Text
 from policies.model_api.protocol import Stop
-
-Json = dict[str, Any]
 
 CACHE = frozenset({"cache_control"})
 
@@ -63,25 +62,16 @@ class ToolResult(Part):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
-def _kind_of_block(block: Any) -> str:
-    return str(block.get("type") if isinstance(block, dict) else getattr(block, "type", None))
-
-
-def _known_block(block: Any) -> Any:
-    kinds = ("text", "thinking", "tool_use", "tool_result")
-    if (kind := _kind_of_block(readable(block))) not in kinds:
-        raise ValueError(f"a block of type {kind!r} is not served: send the blocks {', '.join(kinds)}")
-    return block
-
-
+BLOCKS = ("text", "thinking", "tool_use", "tool_result")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Block = Annotated[
     Annotated[TextBlock, Tag("a text")]
     | Annotated[ThinkingBlock, Tag("a thinking")]
     | Annotated[ToolUse, Tag("a tool_use")]
     | Annotated[ToolResult, Tag("a tool_result")],
-    Discriminator(lambda block: f"a {_kind_of_block(block)}"),
-    BeforeValidator(_known_block),
+    Discriminator(lambda block: f"a {kind_of(block)}"),
+    served("a block", BLOCKS, f": send the blocks {', '.join(BLOCKS)}"),
+    BeforeValidator(readable),
 ]
 
 
@@ -111,18 +101,11 @@ class Message(Part):
         elif self.role == "assistant":
             yield _answer(self.content)
         else:
-            texts: list[TextBlock] = []
-            for block in self.content:
-                if isinstance(block, TextBlock):
-                    texts.append(block)
-                    continue
-                if texts:
+            for _, run in groupby(self.content, key=type):
+                blocks = list(run)
+                if texts := [each for each in blocks if isinstance(each, TextBlock)]:
                     yield {"role": self.role, "content": _parts(texts)}
-                    texts = []
-                assert isinstance(block, ToolResult)
-                yield block.for_chat()
-            if texts:
-                yield {"role": self.role, "content": _parts(texts)}
+                yield from (each.for_chat() for each in blocks if isinstance(each, ToolResult))
 
 
 def _answer(blocks: Iterable[Block]) -> Json:
@@ -144,16 +127,6 @@ def _parts(given: str | Sequence[TextBlock]) -> str | list[Json]:
     return given if isinstance(given, str) else [{"type": "text", "text": block.text} for block in given]
 
 
-def _own_tool(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind not in (None, "custom"):
-        raise ValueError(
-            f"a tool of type {kind!r} is not served, as this server has no tools of its own: send a name and "
-            "an input_schema"
-        )
-    return tool
-
-
 class Tool(Part):
     """A tool that the client runs itself."""
 
@@ -165,9 +138,15 @@ class Tool(Part):
 
     def for_chat(self) -> Json:
         """Return the tool as chats have it."""
-        description = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **description, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
+        given = self.model_dump(include={"name", "description"}, exclude_none=True)
+        return {"type": "function", "function": {**given, "parameters": self.input_schema}}
+
+
+OWN_TOOLS = served(
+    "a tool",
+    (None, "custom"),
+    ", as this server has no tools of its own: send a name and an input_schema",
+)
 
 
 class ToolChoice(Part):
@@ -231,7 +210,7 @@ class MessagesRequest(Part):
     max_tokens: Annotated[int, Field(ge=1)]
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Text | list[Annotated[TextBlock, BeforeValidator(readable)]] | None = None
-    tools: list[Annotated[Tool, BeforeValidator(_own_tool)]] | None = None
+    tools: list[Annotated[Tool, OWN_TOOLS]] | None = None
     tool_choice: ToolChoice | None = None
     stop_sequences: Stop = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

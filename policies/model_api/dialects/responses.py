@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from policies.model_api.dialects.base import DONE, Event, Json, chat_request, read
+from policies.model_api.dialects.base import Dialect, Json, chat_request, read
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.dialects.responses_draft import ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
@@ -37,7 +37,7 @@ def responses_error(error: Exception) -> tuple[int, Json]:
     return status, {"error": {**body["error"], **place, "message": message}}
 
 
-class Responses:
+class Responses(Dialect):
     """A request of this API. One with ``previous_response_id`` needs ``follow`` before it is answered.
 
     Args:
@@ -47,7 +47,7 @@ class Responses:
         InvalidRequestError: the body cannot be read.
     """
 
-    terminator: str | None = DONE
+    _draft: _Draft
 
     def __init__(self, body: Json) -> None:
         self.body, dropped = read(PolicyResponses, body)
@@ -107,15 +107,7 @@ class Responses:
             }
         )
 
-    def answer(self, completion: Json) -> Json:
-        return self._draft.completed(completion)
-
-    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Event]:
-        return self._draft.events(chunks)
-
-    @staticmethod
-    def error(error: Exception) -> tuple[int, Json]:
-        return responses_error(error)
+    error = staticmethod(responses_error)
 
 
 class _Draft(ResponseDraft):

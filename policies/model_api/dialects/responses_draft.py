@@ -11,9 +11,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Draft
-
-Json = dict[str, Any]
+from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Draft, Json
 
 ENDS = ("response.completed", "response.incomplete")
 """The last event of a stream."""

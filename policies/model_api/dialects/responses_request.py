@@ -10,12 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from policies.model_api.dialects.base import Part, readable
+from policies.model_api.dialects.base import Part, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Body, Text
+from policies.model_api.messages import Body, Json, Text
 from policies.model_api.protocol import MAX_SEED
-
-Json = dict[str, Any]
 
 
 class InputText(Body):
@@ -120,37 +118,16 @@ class Reasoning(Part):
         return "".join(part.text for part in self.content or self.summary)
 
 
-def _kind_of_item(item: Any) -> str:
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return str(kind or "message")
-
-
-def _known_item(item: Any) -> Any:
-    kinds = ("message", "function_call", "function_call_output", "reasoning")
-    if (kind := _kind_of_item(item)) not in kinds:
-        raise ValueError(f"an item of type {kind!r} is not served: send the items {', '.join(kinds)}")
-    return item
-
-
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Item = Annotated[
     Annotated[Message, Tag("a message")]
     | Annotated[FunctionCall, Tag("a function_call")]
     | Annotated[FunctionCallOutput, Tag("a function_call_output")]
     | Annotated[Reasoning, Tag("a reasoning")],
-    Discriminator(lambda item: f"a {_kind_of_item(item)}"),
-    BeforeValidator(_known_item),
+    Discriminator(lambda item: f"a {kind_of(item) or 'message'}"),
+    served("an item", (None, "", *ITEMS), f": send the items {', '.join(ITEMS)}"),
 ]
-
-
-def _function_tool(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else "function"
-    if kind != "function":
-        raise ValueError(
-            f"a tool of type {kind!r} is not served, as this server has no tools of its own: send functions, "
-            '{"type": "function", "name": ..., "parameters": ...}'
-        )
-    return tool
 
 
 class FunctionTool(Part):
@@ -164,9 +141,15 @@ class FunctionTool(Part):
 
     def for_chat(self) -> Json:
         """Return the tool as chats have it."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        given = {name: value for name, value in function.items() if value is not None}
-        return {"type": "function", "function": given}
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+FUNCTIONS = served(
+    "a tool",
+    ("function",),
+    ", as this server has no tools of its own: send functions, "
+    '{"type": "function", "name": ..., "parameters": ...}',
+)
 
 
 class NamedChoice(Body):
@@ -212,7 +195,7 @@ class PolicyResponses(ResponsesFields, Part):
         | {"service_tier"}
     )
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: list[Annotated[FunctionTool, BeforeValidator(_function_tool)]] | None = None
+    tools: list[Annotated[FunctionTool, FUNCTIONS]] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

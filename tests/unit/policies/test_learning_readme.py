@@ -1,4 +1,4 @@
-"""``policies/learning/README.md`` says what the code says: its table is that of the rows."""
+"""``policies/learning/README.md`` says what the code says: its table has the parts of the rows.""" ""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from policies.learning.registry import ESTIMATORS, LOSSES, Definition
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "policies" / "learning"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-HEAD = (
-    "| `algorithm.name` | objective | estimator, loss | groups rewarded alike | settings of its own | paper "
-    "| by default not as in the paper |\n|---|---|---|---|---|---|---|\n"
-)
 
 
 def settings_of(definition: Definition) -> str:
@@ -34,19 +30,18 @@ def settings_of(definition: Definition) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def table() -> str:
-    rows = [
-        f"| `{name}` | {definition.summary} | `{definition.advantage}`, `{definition.loss}` | "
-        f"{definition.zero_signal_groups}: {definition.zero_signal_source} | {settings_of(definition)} | "
-        f"{definition.paper} | {definition.differences} |"
-        for name, definition in ALGORITHMS.items()
-        if name in SHIPPED
-    ]
-    return HEAD + "\n".join(rows) + "\n"
-
-
-def test_table_of_algorithms_is_that_of_the_rows() -> None:
-    assert table() in README, f"put this table into policies/learning/README.md:\n\n{table()}"
+def test_table_of_algorithms_has_the_parts_of_the_rows() -> None:
+    lines = [line.strip("| ").split(" | ") for line in README.splitlines() if line.startswith("| `")]
+    rows = {
+        line[0].strip("`"): line[1:6] for line in lines if len(line) > 5 and "algorithm.name" not in line[0]
+    }
+    assert rows.keys() == SHIPPED
+    for name, (objective, parts, groups, settings, paper) in rows.items():
+        definition = ALGORITHMS[name]
+        assert objective and paper, name
+        assert parts == f"`{definition.advantage}`, `{definition.loss}`", name
+        assert groups.startswith(f"{definition.zero_signal_groups}: "), name
+        assert settings == settings_of(definition), name
 
 
 def test_every_file_that_is_named_exists() -> None:
