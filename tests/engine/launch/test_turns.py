@@ -61,7 +61,7 @@ def program(log: Path, environment: dict[str, str], *command: str) -> subprocess
         )
 
 
-def wait_for(words: str, log: Path, seconds: float = 200) -> None:
+def wait_for(words: str, log: Path, seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     while words not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
