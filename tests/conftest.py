@@ -74,13 +74,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-LONGEST = "test_train_on_ray.py"
-"""Goes first of all that start engines: as one of the last it would keep a single process busy."""
+LONGEST = ("test_train_on_ray.py", "test_verl_learner.py")
+"""Go first of all that start engines: as one of the last, either would keep a single process busy."""
 
 
 def _place(item: pytest.Item) -> tuple[bool, bool]:
     starts_engines = item.get_closest_marker("engine") is not None
-    return starts_engines, item.path.name != LONGEST
+    return starts_engines, item.path.name not in LONGEST
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

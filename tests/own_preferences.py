@@ -20,7 +20,8 @@ def workload(seed: int) -> Workload:
     recipe = calculator.workload(seed)
     rng = random.Random(seed)
     tasks = rng.sample(list(recipe.train_dataset), NUM_PAIRS)
-    return replace(recipe, preferences=[_preference(task, rng) for task in tasks])
+    # Nothing is held out to be played: no engine has to start.
+    return replace(recipe, val_dataset=None, preferences=[_preference(task, rng) for task in tasks])
 
 
 def _preference(task: dict[str, str], rng: random.Random) -> Preference:

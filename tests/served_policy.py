@@ -71,5 +71,7 @@ def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) 
 def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> Iterator[ServedPolicy]:
     """``start_policy``, and its end after the block."""
     policy = start_policy(name, model_path, store, config)
-    yield policy
-    policy.app.stop()
+    try:
+        yield policy
+    finally:
+        policy.app.stop()

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from actors.learning.learner_group import LearnerGroup
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
-MAX_LEARNERS = 2
-"""Learner groups that are kept alive for the next test."""
-
 
 @pytest.fixture(scope="session")
 def http_port() -> int:
@@ -100,7 +97,7 @@ def make_learner(
     """``make_learner(learner, algorithm)``: a ``LearnerGroup`` on the weights of ``tiny_model``.
 
     Groups take long to start, so one with the same settings is used again in the file: its weights are put
-    back and its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` that were asked for are alive.
+    back and its optimizer is a fresh one.
     """
     from actors.learning.learner_group import LearnerGroup
     from policies.learning.algorithms import resolve
@@ -112,17 +109,15 @@ def make_learner(
         learner, algorithm = learner or LearnerConfig(), algorithm or AlgorithmConfig()
         key = repr((learner, algorithm))
         if key in alive:
-            group, beginning = alive.pop(key)
+            group, beginning = alive[key]
             group.load(str(beginning))
             group.begin_phase(learner.optimizer, 100)
         else:
-            while len(alive) >= MAX_LEARNERS:
-                alive.pop(next(iter(alive)))[0].close()
             resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
             group = LearnerGroup(str(tiny_model), learner, resolved, 100, 0, weight_store)
             beginning = tmp_path_factory.mktemp("learner")
             group.save(str(beginning))
-        alive[key] = (group, beginning)  # last in line to be closed
+            alive[key] = (group, beginning)
         return group
 
     yield make

@@ -75,4 +75,4 @@ def run_storms(run: FollowedRun, address: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""A fleet on a head and two further nodes: one falls silent, one is lost and one comes.
+"""What lives on several nodes of one cluster: three checks, one after the other.
 
 Run by test_several_nodes.
 """
@@ -6,31 +6,48 @@ Run by test_several_nodes.
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+import pytest
 import ray
 from machine import wait_until
+from ray import serve
+from ray._private import state
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.util.placement_group import placement_group_table
 
+from actors.learning.ranks import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
+from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import DRAIN_POLL_SECONDS, RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.service import RolloutService
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import FleetConfig
+from actors.sampling.serve_sampler import ServeSampler
+from actors.serving.policy_app import PolicyApp
+from actors.settings import FleetConfig, ServedModel, ServerConfig
+from actors.weights.store import WeightStore
 from environments import BaseEnv
+from environments.errors import ConfigError
 from environments.types import Trajectory
+from launch.cluster.session import check_resources
+from launch.settings.compose import compose
 from policies import GameAgent
+from policies.learning.settings import LearnerConfig
 from policies.sampler import ScriptedSampler
+from policies.settings import EngineConfig
+from policies.tiny import build_tokenizer
 
 NUM_ACTORS = 6
 PREEMPTION = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -51,34 +68,158 @@ class WhereEnvironment(BaseEnv):
         return WhereEnvironment()
 
 
+PAIR = Pair(agent_class=GameAgent, env_class=WhereEnvironment)
+
+
 def main() -> None:
     os.environ.update(RAYLET_ENVIRONMENT)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    first, second = cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)
+    with TemporaryDirectory() as folder:
+        build_tokenizer([[{"role": "user", "content": "Hello."}]]).save_pretrained(folder)
+        parts_live_where_their_settings_say(cluster, folder)
+        nodes_sample_for_themselves(cluster, folder)
+        serve.shutdown()
+    lost_nodes_cost_nothing(cluster)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def started_fleet(config: FleetConfig) -> tuple[Any, TrajectoryStream]:
+    """A fleet of its full size that samples a script, and the stream that it fills."""
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
     fleet = RolloutFleet.options(**beside_driver()).remote(
-        Pair(agent_class=GameAgent, env_class=WhereEnvironment),
-        sampler,
-        stream.queue.actor,
-        RolloutLimits(),
-        FleetConfig(num_actors=NUM_ACTORS),
+        PAIR, sampler, stream.queue.actor, RolloutLimits(), config
     )
     stream.connect(fleet)
-    ray.get(fleet.resize.remote(NUM_ACTORS))
+    ray.get(fleet.resize.remote(config.num_actors))
+    return fleet, stream
+
+
+def scripted_server(options: dict[str, Any], **settings: Any) -> ServerConfig:
+    return ServerConfig(
+        engine=EngineConfig(name="scripted_engine:ScriptedEngine", options=options), **settings
+    )
+
+
+def group_of(name: str, count: int) -> list[RolloutRequest]:
+    return [RolloutRequest(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)]
+
+
+def assert_played(trajectories: list[Trajectory], name: str, count: int) -> None:
+    """Each of a group was delivered once, and none has failed."""
+    assert not any(each.failed for each in trajectories), [each.error for each in trajectories]
+    names = sorted(each.rollout_id for each in trajectories)
+    assert names == sorted(f"{name}/{index}" for index in range(count)), "each once"
+
+
+def parts_live_where_their_settings_say(cluster: Cluster, folder: str) -> None:
+    """Rollout actors, a replica and the place of a rank, for which one of two nodes has what they need."""
+    node = cluster.add_node(num_cpus=2, labels={"market": "spot"}, resources={"big": 2})
+    spot, big = {"CPU": 0.01, "market": "in(spot,none)"}, {"big": 1}
+    config = FleetConfig(num_actors=2, nodes=spot)
+    check_room(actor_options(PAIR, config))
+    fleet, stream = started_fleet(config)
+    ray.get(fleet.submit.remote(group_of("spot", 4)))
+    assert nodes(list(stream.trajectories(4))) == {node.node_id}
+    ray.kill(fleet)
+
+    places = create_placement_group(LearnerConfig(nodes=big))
+    assert set(placement_group_table(places)["bundles_to_node_id"].values()) == {node.node_id}
+    ray.util.remove_placement_group(places)
+
+    server = scripted_server({"replies": ["Here."]}, nodes=spot)
+    app = PolicyApp("placed", ServedModel(path=folder), server, WeightStore.remote())
+    app.start()
+    (replica,) = [
+        actor for actor in state.actors().values() if actor["Name"].startswith("SERVE_REPLICA::placed")
+    ]
+    assert replica["Address"]["NodeID"] == node.node_id
+    app.stop()
+
+    with pytest.raises(ConfigError, match=r"node with the labels \{'market': '!in\(spot\)'.*fleet\.nodes"):
+        check_resources(compose(["recipe=calculator", "fleet.nodes={market: '!in(spot)', big: small}"]))
+    with pytest.raises(ConfigError, match=r"needs 3 Ray bigs and the cluster has 2.*learner\.nodes"):
+        check_resources(compose(["recipe=calculator", "learner.nodes={big: 3}"]))
+    with pytest.raises(ConfigError, match=r"with the labels \{'market': 'none'\}"):
+        check_room(actor_options(PAIR, FleetConfig(nodes={"market": "none"})))
+    cluster.remove_node(node)
+
+
+def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
+    """A fleet on two nodes, each with a sampling actor, before one policy server with two replicas."""
+    num_actors = 4
+    node = cluster.add_node(num_cpus=3)
+    own, other = ray.get_runtime_context().get_node_id(), node.node_id
+    server = scripted_server({"replies": ["Here."], "seconds_per_token": 0.2}, num_replicas=2)
+    service = RolloutService(
+        PAIR,
+        partial(ServeSampler, "nodes", folder),
+        RolloutLimits(),
+        FleetConfig(num_actors=num_actors),
+        PolicyApp("nodes", ServedModel(path=folder), server, WeightStore.remote()),
+    )
+    service.start(num_actors)
+    fleet = service._playing
+    wait_until(lambda: ray.get(fleet.status.remote()).num_ready == num_actors, 120)
+    samplers = ray.get(fleet.report.remote()).samplers
+    assert list(samplers) == [own, other]
+
+    def order(name: str, count: int) -> Iterator[Trajectory]:
+        service.submit(group_of(name, count))
+        return iter(service.stream.trajectories(count))
+
+    played = list(order("all", 2 * num_actors))
+    assert_played(played, "all", 2 * num_actors)
+    by_node = Counter(each.steps[-1].info["node"] for each in played)
+    each_status = {node: ray.get(sampler.status.remote()) for node, sampler in samplers.items()}
+    answered = {
+        node: sum(each.num_answered for each in status.replicas.values())
+        for node, status in each_status.items()
+    }
+    assert answered == by_node and min(by_node.values()) >= num_actors // 2, f"{answered}, {by_node}"
+    _, status = service.status(service.request_status())
+    shares = [each.num_answered for each in status.replicas.values()]
+    assert len(shares) == 2 and sum(shares) == 2 * num_actors and min(shares) >= num_actors // 2, shares
+
+    rest = order("one is killed", 3 * num_actors)
+    played = [next(rest) for _ in range(num_actors // 2)]
+    wait_until(lambda: bool(ray.get(samplers[other].waiting.remote())))
+    ray.kill(samplers[other], no_restart=False)
+    assert_played([*played, *rest], "one is killed", 3 * num_actors)
+    assert service.stream.queue.empty()
+
+    order("nobody waits", num_actors)
+    names = {f"nobody waits/{index}" for index in range(num_actors)}
+    seen: set[str] = set()
+
+    def waiting() -> set[str]:
+        here, there = ray.get([each.waiting.remote() for each in samplers.values()])
+        seen.update(*([here, there] if here and there else []))
+        return {*here, *there}
+
+    wait_until(lambda: waiting() == names)
+    assert seen, "on both nodes"
+    ray.get([fleet.cancel.remote(name) for name in sorted(names)])
+    assert not waiting() and service.stream.queue.empty()
+    service.stop()
+    cluster.remove_node(node)
+
+
+def lost_nodes_cost_nothing(cluster: Cluster) -> None:
+    """A fleet on a head and two further nodes: one falls silent, one is lost and one comes."""
+    first, second = cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)
+    fleet, stream = started_fleet(FleetConfig(num_actors=NUM_ACTORS))
 
     def order(name: str, count: int) -> None:
-        requests = [
-            RolloutRequest(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)
-        ]
-        ray.get(fleet.submit.remote(requests))
+        ray.get(fleet.submit.remote(group_of(name, count)))
 
     def nodes_of(name: str) -> set[str]:
         """Nodes on which a group is played, of which no rollout may fail."""
         order(name, 2 * NUM_ACTORS)
         played = list(stream.trajectories(2 * NUM_ACTORS))
-        assert not any(each.failed for each in played), [each.error for each in played]
+        assert_played(played, name, 2 * NUM_ACTORS)
         return nodes(played)
 
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
@@ -97,20 +238,13 @@ def main() -> None:
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
         time.sleep(0.1)
     assert stream.queue.empty(), "what comes late from there is not counted"
-    assert sorted(each.rollout_id for each in played) == sorted(
-        f"one is silent/{index}" for index in range(4 * NUM_ACTORS)
-    ), "each once"
-    assert not any(each.failed for each in played), [each.error for each in played]
+    assert_played(played, "one is silent", 4 * NUM_ACTORS)
 
     order("one is lost", 4 * NUM_ACTORS)
     played = list(stream.trajectories(NUM_ACTORS // 2))
     cluster.remove_node(first, allow_graceful=False)
     played += stream.trajectories(4 * NUM_ACTORS - len(played))
-    assert sorted(each.rollout_id for each in played) == sorted(
-        f"one is lost/{index}" for index in range(4 * NUM_ACTORS)
-    ), "each once"
-    assert not any(each.failed for each in played), [each.error for each in played]
-
+    assert_played(played, "one is lost", 4 * NUM_ACTORS)
     ray.get(fleet.status.remote())  # raises if one of the fleet's tasks has died
 
     drain(cluster, second.node_id)
@@ -121,8 +255,6 @@ def main() -> None:
     cluster.remove_node(second, allow_graceful=False)
     anew = cluster.add_node(num_cpus=2)
     assert nodes_of("only the head and a new one") <= {ray.get_runtime_context().get_node_id(), anew.node_id}
-    ray.shutdown()
-    cluster.shutdown()
 
 
 def has_probe(node: Any) -> bool:
@@ -164,4 +296,4 @@ def nodes(trajectories: list[Trajectory]) -> set[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from mcp import Client
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
-from actors.rollouts.rollout import RolloutLimits
+from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
@@ -40,47 +41,60 @@ from policies.settings import EngineConfig
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
 
-def no_task(message: str) -> dict[str, Any]:
-    raise KeyError(message)
+def task_of(message: str) -> dict[str, Any]:
+    return {}[message] if message == "no task" else task_from_message(message)
 
 
-@pytest.fixture(scope="module")
-def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
-    """A server whose engine calls the calculator and then says 46, in turns."""
-    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": [CALL, "\\boxed{46}"]})
+def new_pool(server: str, model: Path, pair: Pair, limits: RolloutLimits) -> ray.actor.ActorHandle:
+    """Agents with one rollout actor."""
+    sampler = partial(ServeSampler, server, str(model))
+    return AgentPool.remote(pair, task_of, sampler, limits, FleetConfig(num_actors=1), "Adds numbers.")
+
+
+@contextmanager
+def serving(
+    name: str, agents: ray.actor.ActorHandle, model: Path, port: int, engine: EngineConfig
+) -> Iterator[PolicyApp]:
     app = PolicyApp(
-        "agents", ServedModel(path=str(tiny_model)), ServerConfig(engine=engine), WeightStore.remote()
+        name,
+        ServedModel(path=str(model)),
+        ServerConfig(engine=engine, http_port=port),
+        WeightStore.remote(),
+        agents={"agent/calculator": agents},
     )
     app.start()
     yield app
     app.stop()
 
 
+@pytest.fixture(scope="module")
+def served(serve_port: int, tiny_model: Path) -> Iterator[tuple[PolicyApp, ray.actor.ActorHandle]]:
+    """Agents, and their server, whose engine calls the calculator and then says 46, in turns.
+
+    Its script has no memory of who asks: one episode comes after the other. The last test ends the agents.
+    """
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": [CALL, "\\boxed{46}"]})
+    agents = new_pool("agents", tiny_model, workload(0).pair, RolloutLimits())
+    with serving("agents", agents, tiny_model, serve_port, engine) as app:
+        yield app, agents
+
+
+@pytest.fixture(scope="module")
+def agents(served: tuple[PolicyApp, ray.actor.ActorHandle]) -> ray.actor.ActorHandle:
+    return served[1]
+
+
 def played(
-    agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
+    agents: ray.actor.ActorHandle, params: SamplingParams, message: str = "What is 12+34?"
 ) -> list[StepEvent | Trajectory]:
     """The steps of an episode and the whole, without the tokens in between."""
-    context = RequestContext(withdraw_key=key)
-    asked = agents.play.remote("What is 12+34?", params, context)
+    asked = agents.play.remote(message, params, RequestContext())
     parts = [ray.get(part, timeout=200) for part in asked]
     return [part for part in parts if not isinstance(part, TokenUsage)]
 
 
-def closed_pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
-    sampler = partial(ServeSampler, app.name, str(model))
-    return AgentPool.remote(workload(0).pair, make_task, sampler, RolloutLimits(), FleetConfig(num_actors=1))
-
-
-def pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
-    actor = closed_pool(app, model, make_task)
-    ray.get(actor.open.remote())
-    return actor
-
-
-def test_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_model: Path) -> None:
-    agents = pool(app, tiny_model)
+def test_message_is_answered_by_an_episode_with_tools(agents: ray.actor.ActorHandle) -> None:
     params = SamplingParams(temperature=0)
-    # One after the other: the engine's script has no memory of who asks.
     for _ in range(2):
         *steps, trajectory = played(agents, params)
         assert isinstance(trajectory, Trajectory)
@@ -91,46 +105,14 @@ def test_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_model
         assert "46" in steps[0].observation
         used = [each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions]
         assert [step.num_tokens for step in steps] == used
-    ray.kill(agents)
 
 
-def test_message_is_withdrawn_while_it_waits_and_is_played(app: PolicyApp, tiny_model: Path) -> None:
-    agents = pool(app, tiny_model)
-    for key in ("first", "second"):
-        parts = agents.play.remote("What is 12+34?", SamplingParams(), RequestContext(withdraw_key=key))
-        wait_until(lambda key=key: ray.get(agents.call.remote("messages", "withdraw", "", key)))
-        with pytest.raises(RayTaskError) as raised:
-            [ray.get(part, timeout=200) for part in parts]
-        assert isinstance(raised.value.cause, RequestError) and raised.value.cause.code == "withdrawn"
-    assert not any(ray.get(agents.call.remote("messages", "withdraw", "", key)) for key in ("first", "none"))
-    assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
-    ray.kill(agents)
-
-
-def test_a2a_and_mcp_clients_are_answered_through_serve(serve_port: int, tiny_model: Path) -> None:
-    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": [CALL, "\\boxed{46}"]})
-    config = ServerConfig(engine=engine, http_port=serve_port)
-    limits, fleet = RolloutLimits(), FleetConfig(num_actors=1)
-    sampler = partial(ServeSampler, "served-agent", str(tiny_model))
-    agents = AgentPool.remote(workload(0).pair, task_from_message, sampler, limits, fleet, "Adds numbers.")
-    app = PolicyApp(
-        "served-agent",
-        ServedModel(path=str(tiny_model)),
-        config,
-        WeightStore.remote(),
-        agents={"agent/calculator": agents},
-    )
-    app.start()
+def test_a2a_and_mcp_clients_are_answered_through_serve(
+    agents: ray.actor.ActorHandle, serve_port: int
+) -> None:
     url = f"http://127.0.0.1:{serve_port}"
-    try:
-        assert asyncio.run(states_and_answer(url)) == (["SUBMITTED", "WORKING", "COMPLETED"], "\\boxed{46}")
-        assert asyncio.run(tool_answer(url)) == "\\boxed{46}"
-        app.check()
-        ray.kill(agents)
-        with pytest.raises(PartLostError, match="Clients get no answers any more"):
-            wait_until(lambda: app.check() is not None)  # type: ignore[func-returns-value]
-    finally:
-        app.stop()
+    assert asyncio.run(states_and_answer(url)) == (["SUBMITTED", "WORKING", "COMPLETED"], "\\boxed{46}")
+    assert asyncio.run(tool_answer(url)) == "\\boxed{46}"
 
 
 async def states_and_answer(url: str) -> tuple[list[str], str]:
@@ -154,43 +136,51 @@ async def tool_answer(url: str) -> str:
     return str(result.content[0].text)
 
 
-def test_message_before_agents_are_open_is_to_come_again(app: PolicyApp, tiny_model: Path) -> None:
-    agents = closed_pool(app, tiny_model)
+def test_message_is_withdrawn_while_it_waits_and_is_played(agents: ray.actor.ActorHandle) -> None:
+    for key in ("first", "second"):
+        parts = agents.play.remote("What is 12+34?", SamplingParams(), RequestContext(withdraw_key=key))
+        wait_until(lambda key=key: ray.get(agents.call.remote("messages", "withdraw", "", key)))
+        with pytest.raises(RayTaskError) as raised:
+            [ray.get(part, timeout=200) for part in parts]
+        assert isinstance(raised.value.cause, RequestError) and raised.value.cause.code == "withdrawn"
+    assert not any(ray.get(agents.call.remote("messages", "withdraw", "", key)) for key in ("first", "none"))
+    assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
+
+
+def test_message_that_makes_no_task_is_an_error(agents: ray.actor.ActorHandle) -> None:
+    with pytest.raises(RayTaskError, match="task_from_message failed: KeyError"):
+        played(agents, SamplingParams(), "no task")
+
+
+def test_agents_that_have_ended_are_an_error_of_their_server(
+    served: tuple[PolicyApp, ray.actor.ActorHandle],
+) -> None:
+    app, agents = served
+    app.check()
+    ray.kill(agents)
+    with pytest.raises(PartLostError, match="Clients get no answers any more"):
+        wait_until(lambda: app.check() is not None)  # type: ignore[func-returns-value]
+
+
+def test_message_before_agents_are_open_is_to_come_again(ray_cluster: None, tiny_model: Path) -> None:
+    agents = new_pool("agents", tiny_model, workload(0).pair, RolloutLimits())
     with pytest.raises(RayTaskError, match="still starting: ask again"):
         played(agents, SamplingParams())
     ray.kill(agents)
 
 
-def test_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:
-    agents = pool(app, tiny_model, no_task)
-    with pytest.raises(RayTaskError, match="task_from_message failed: KeyError"):
-        played(agents, SamplingParams())
-    ray.kill(agents)
-
-
 @pytest.fixture(scope="module")
-def slow(serve_port: int, tiny_model: Path, weight_store: Any) -> Iterator[str]:
+def slow(serve_port: int, tiny_model: Path) -> Iterator[str]:
     """The address of an agent with one rollout actor, whose episodes would take minutes."""
     engine = EngineConfig(
         name="scripted_engine:ScriptedEngine",
         options={"replies": [CALL], "seconds_per_token": 0.05},
         max_model_tokens=50_000,
     )
-    pair = workload(0).pair
-    agents = AgentPool.remote(
-        replace(pair, env_args=pair.env_args | {"max_steps": 100}),
-        task_from_message,
-        partial(ServeSampler, "slow", str(tiny_model)),
-        RolloutLimits(max_steps=100, max_response_tokens=50_000),
-        FleetConfig(num_actors=1),
-    )
-    config = ServerConfig(engine=engine, http_port=serve_port)
-    app = PolicyApp(
-        "slow", ServedModel(path=str(tiny_model)), config, weight_store, agents={"agent/calculator": agents}
-    )
-    app.start()
-    yield f"http://127.0.0.1:{serve_port}"
-    app.stop()
+    pair, limits = workload(0).pair, RolloutLimits(max_steps=100, max_response_tokens=50_000)
+    pair = replace(pair, env_args=pair.env_args | {"max_steps": 100})
+    with serving("slow", new_pool("slow", tiny_model, pair, limits), tiny_model, serve_port, engine):
+        yield f"http://127.0.0.1:{serve_port}"
 
 
 def stands_still(count: Callable[[], int], seconds: float = 1.0) -> bool:

@@ -130,7 +130,7 @@ def start(ray_cluster: None, folder: Path) -> Iterator[Callable[..., Any]]:
             RolloutLimits(),
             FleetConfig(num_actors=num_actors, max_actors=max_actors or num_actors),
             "Takes notes.",
-            AgentsConfig(**settings),
+            AgentsConfig(unknown_history="replay", **settings),
         )
         ray.get(pool.open.remote(), timeout=180)
         pools[pool] = True
@@ -189,7 +189,7 @@ def test_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder: P
 
 
 def test_unknown_history_is_replayed_and_then_goes_on(start: Any) -> None:
-    pool = start(unknown_history="replay")
+    pool = start()
     exchanges = (("Begin.", "one"), ("Go on.", "two"))
     context = {"keeps_history": True, "has_earlier_turns": True, "exchanges": exchanges}
     first = say(pool, earlier="a", history="b", **context)
@@ -236,7 +236,7 @@ def test_environment_without_messages_is_closed_once(start: Any, folder: Path) -
 
 
 def test_environment_that_has_waited_longest_makes_room(start: Any, folder: Path) -> None:
-    pool = start(num_actors=2, second_message="reject")
+    pool = start(num_actors=2)
     said: list[dict[str, Any]] = []
 
     def are_apart() -> bool:
@@ -252,7 +252,7 @@ def test_environment_that_has_waited_longest_makes_room(start: Any, folder: Path
 
 
 def test_there_is_actor_for_each_conversation_within_bounds(start: Any, folder: Path) -> None:
-    pool = start(max_actors=3)
+    pool = start(max_actors=3, second_message="wait")
     fleet, numbers = ray.get(pool.__ray_call__.remote(lambda self: self._service._fleet)), {}
     for session, num_actors in (("a", 2), ("b", 3), ("c", 3)):
         numbers[session] = say(pool, session=session)["number"]
@@ -274,27 +274,30 @@ def test_earlier_answer_can_be_followed_another_way(start: Any) -> None:
     assert say(pool, after="second", answer_id="third")["pages"] == ["page 1", "page 2", "page 3"]
 
 
-@pytest.mark.parametrize("second_message", ["reject", "wait"])
-def test_second_message_is_rejected_or_waits_its_turn(
-    start: Any, slow_files: tuple[Path, Path], second_message: str
-) -> None:
-    pool, (begun, go_on) = start(num_actors=2, second_message=second_message), slow_files
+def test_second_message_of_a_conversation_is_rejected(start: Any, slow_files: tuple[Path, Path]) -> None:
+    pool, (begun, go_on) = start(num_actors=2), slow_files
     say(pool, session="busy")
     slow = pool.play.remote(SLOW, SamplingParams(), RequestContext(session="busy"))
     wait_until(begun.exists)
-    if second_message == "reject":
-        assert error_of(lambda: say(pool, session="busy")).code == "conversation_busy"
-        go_on.touch()
-        assert told(slow)["pages"] == ["page 1", "page 2"]
-    else:
-        second = pool.play.remote("Go on.", SamplingParams(), RequestContext(session="busy"))
-        time.sleep(1)  # it comes while the first is under way
-        go_on.touch()
-        assert told(second)["pages"] == ["page 1", "page 2", "page 3"]
+    assert error_of(lambda: say(pool, session="busy")).code == "conversation_busy"
+    go_on.touch()
+    assert told(slow)["pages"] == ["page 1", "page 2"]
+
+
+def test_second_message_of_a_conversation_waits_its_turn(start: Any, slow_files: tuple[Path, Path]) -> None:
+    pool, (begun, go_on) = start(max_actors=3, second_message="wait"), slow_files
+    say(pool, session="busy")
+    slow = pool.play.remote(SLOW, SamplingParams(), RequestContext(session="busy"))
+    wait_until(begun.exists)
+    second = pool.play.remote("Go on.", SamplingParams(), RequestContext(session="busy"))
+    time.sleep(1)  # it comes while the first is under way
+    go_on.touch()
+    assert told(slow)["pages"] == ["page 1", "page 2"]
+    assert told(second)["pages"] == ["page 1", "page 2", "page 3"]
 
 
 def test_end_of_a_pool_closes_what_it_keeps(start: Any, folder: Path) -> None:
-    pool = start(num_actors=2, second_message="reject")
+    pool = start(num_actors=2)
     kept = [say(pool, session=name)["number"] for name in ("one", "two")]
     ray.get(pool.end.remote(), timeout=120)
     assert [closed(folder).get(number) for number in kept] == [1, 1]

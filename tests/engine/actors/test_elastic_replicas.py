@@ -19,6 +19,7 @@ from served_policy import publish
 from actors.serving import autoscaling
 from actors.serving.autoscaling import ReplicasForTokens
 from actors.serving.policy_app import PolicyApp
+from actors.serving.replicas import resize
 from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
@@ -95,6 +96,8 @@ def test_replica_comes_and_goes_with_load_and_no_request_fails(
         each.result()
     assert set(versions) == {1}, "the late one was current before it served"
     wait_until(lambda: num_replicas() == 1, seconds=300)
+    with pytest.raises(ConfigError, match=r"server\.max_replicas"):
+        resize("growing", 2)
     assert httpx.get(f"http://127.0.0.1:{serve_port}/health").status_code == 200
 
 

@@ -18,7 +18,7 @@ from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from learner_samples import MakeLearner
+    from learner_samples import MakeRank
     from served_policy import ServedPolicy
 
 TOLERANCE = 1e-4
@@ -74,18 +74,18 @@ def test_engine_agrees_with_transformers(reference: list[tuple[Completion, torch
 def test_learner_agrees_with_transformers(
     sampled: tuple[float, list[Completion]],
     reference: list[tuple[Completion, torch.Tensor]],
-    make_learner: MakeLearner,
+    make_rank: MakeRank,
 ) -> None:
     temperature, completions = sampled
-    rows = make_learner().logprobs(batch_of(completions, temperature))
+    rows = make_rank().logprobs(batch_of(completions, temperature))
     for row, (_, expected) in zip(rows, reference, strict=True):
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_one_wrong_weight_in_the_engine_raises_the_alarm(
-    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner
+    policy_app: ServedPolicy, sampler: Any, make_rank: MakeRank
 ) -> None:
-    learner, right = make_learner(), weights_of(policy_app.model_path)
+    learner, right = make_rank(), weights_of(policy_app.model_path)
     name = "model.layers.0.mlp.down_proj.weight"
     for weights, is_alarmed in ((right, False), (right | {name: right[name] * 2}, True), (right, False)):
         version = policy_app.publish(weights)
@@ -98,10 +98,10 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
 
 
 def test_probe_raises_the_alarm_where_nothing_else_is_fresh(
-    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
+    policy_app: ServedPolicy, sampler: Any, make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.training.engine_comparison.MAX_MISSED", 0)  # wait for each answer
-    learner, right = make_learner(), weights_of(policy_app.model_path)
+    learner, right = make_rank(), weights_of(policy_app.model_path)
     probe = LogprobProbe(sampler.sample_tokens.remote, temperature=0.7)
     rollout = Trajectory(steps=[Step(completion=sample(sampler, 0.7)[0])])
     group = TrajectoryGroup(group_id="0", task={}, trajectories=(rollout,))

@@ -24,25 +24,45 @@ def ranks() -> set[int]:
     return {member.pid for member in members(below=os.getpid()) if member.role == "learner"}
 
 
-@pytest.fixture
-def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, list[int]]]:
-    """A learner of one rank that has answered once, and the rank's process."""
+@pytest.fixture(scope="module")
+def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, set[int]]]:
+    """A learner of one rank that has answered once, and the ranks of others."""
     from actors.learning.learner_group import LearnerGroup
     from actors.weights.store import WeightStore
 
-    before = ranks()
+    others = ranks()
     algorithm, store = resolve(AlgorithmConfig(), 64), WeightStore.remote()
     group = LearnerGroup(str(tiny_model), LearnerConfig(), algorithm, 100, 0, store)
     group.check_ranks()
-    yield group, sorted(ranks() - before)
+    yield group, others
     group.close()
 
 
-def test_stopped_or_killed_rank_returns_with_published_weights(
-    learner: tuple[Any, list[int]], tmp_path: Path
+def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
+    learner: tuple[Any, set[int]], tmp_path: Path
 ) -> None:
-    group, own = learner
-    others = ranks() - set(own)
+    group, others = learner
+    (rank,) = ranks() - others
+    group.begin_phase(RISING, 100)
+    group.save(str(tmp_path / "unpublished"))
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(LearnerLostError, match="has died"):
+        group.score(batches(1))
+    assert group.rebuild(RISING, 100, str(tmp_path / "unpublished")) is None
+
+    group.publish(3)
+    later = OptimizerConfig(lr=1e-5)
+    group.begin_phase(later, 100)
+    group.save(str(tmp_path / "later"))
+    assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
+    metrics = group.update(group.score(batches(1))).metrics
+    assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"
+
+
+def test_stopped_or_killed_rank_returns_with_published_weights(
+    learner: tuple[Any, set[int]], tmp_path: Path
+) -> None:
+    group, others = learner
     group.begin_phase(RISING, 100)
     group.update(group.score(batches(1)))
     group.save(str(tmp_path))
@@ -62,23 +82,3 @@ def test_stopped_or_killed_rank_returns_with_published_weights(
         assert group.logprobs(batches(1)[0]) == published, "not those of the checkpoint"
     metrics = group.update(group.score(batches(1))).metrics
     assert metrics["learn/lr"] == pytest.approx(3e-4), "the third step's"
-
-
-def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
-    learner: tuple[Any, list[int]], tmp_path: Path
-) -> None:
-    group, (rank,) = learner
-    group.begin_phase(RISING, 100)
-    group.save(str(tmp_path / "unpublished"))
-    os.kill(rank, signal.SIGKILL)
-    with pytest.raises(LearnerLostError, match="has died"):
-        group.score(batches(1))
-    assert group.rebuild(RISING, 100, str(tmp_path / "unpublished")) is None
-
-    group.publish(3)
-    later = OptimizerConfig(lr=1e-5)
-    group.begin_phase(later, 100)
-    group.save(str(tmp_path / "later"))
-    assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
-    metrics = group.update(group.score(batches(1))).metrics
-    assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"

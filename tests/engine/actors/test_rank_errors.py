@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from machine import wait_until
 
 from actors.learning import ranks as rank_actors
 from actors.learning.ranks import RankGroup, RankWorker, create_placement_group
@@ -18,19 +19,19 @@ from policies.learning.settings import LearnerConfig
 
 
 class FaultyModel:
-    """Of the second rank. The first one waits for it, as in a collective."""
+    """Of the second rank. The first one waits for it, as in a collective, until ``told`` is there."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def fail(self, kind: str) -> None:
+    def fail(self, kind: str, told: Path) -> None:
         import torch
 
         if self._rank == 0:
-            time.sleep(60)
+            wait_until(told.exists, 60)
         raise {"index": IndexError("no such row"), "memory": torch.OutOfMemoryError("2 GiB wanted")}[kind]
 
-    def pieces(self, kind: str) -> Iterator[bytes]:
+    def pieces(self, kind: str, told: Path) -> Iterator[bytes]:
         """One, and then the error, of the rank that is the second, or the first for "disk"."""
         yield from [bytes(1 << 20)]  # a list, as some transports return
         if kind == "disk" and self._rank == 0:
@@ -38,7 +39,7 @@ class FaultyModel:
         if kind == "killed" and self._rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind not in ("none", "disk", "killed"):
-            self.fail(kind)
+            self.fail(kind, told)
 
 
 class FaultyRank(RankWorker):
@@ -46,25 +47,34 @@ class FaultyRank(RankWorker):
         return FaultyModel(int(os.environ["RANK"]))
 
 
-@pytest.fixture
-def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
-    monkeypatch.setattr(rank_actors, "CALL_ANSWER_SECONDS", 1.0)
+@pytest.fixture(scope="module")
+def ranks(ray_cluster: None) -> Iterator[RankGroup]:
+    """The last test kills one of them."""
     settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
-    group = RankGroup(
-        FaultyRank, create_placement_group(settings), settings, shared_file=None, learner=settings
-    )
-    yield group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_actors, "CALL_ANSWER_SECONDS", 1.0)
+        group = RankGroup(
+            FaultyRank, create_placement_group(settings), settings, shared_file=None, learner=settings
+        )
+        yield group
     group.close()
 
 
-def test_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup) -> None:
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Path]:
+    """Is there once a test has its error: the first rank is free for the next one."""
+    yield tmp_path / "told"
+    (tmp_path / "told").touch()
+
+
+def test_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup, told: Path) -> None:
     with pytest.raises(IndexError, match="no such row"):
-        ranks.call(FaultyModel.fail, "index")
+        ranks.call(FaultyModel.fail, "index", told)
 
 
-def test_full_gpu_names_the_setting_to_lower(ranks: RankGroup) -> None:
+def test_full_gpu_names_the_setting_to_lower(ranks: RankGroup, told: Path) -> None:
     with pytest.raises(LearnerError, match=r"2 GiB wanted.*Lower learner\.micro_batch_tokens=4096"):
-        ranks.call(FaultyModel.fail, "memory")
+        ranks.call(FaultyModel.fail, "memory", told)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +87,10 @@ def test_full_gpu_names_the_setting_to_lower(ranks: RankGroup) -> None:
     ],
 )
 def test_error_in_the_middle_of_a_stream_is_raised(
-    ranks: RankGroup, kind: str, error: type[Exception], message: str
+    ranks: RankGroup, told: Path, kind: str, error: type[Exception], message: str
 ) -> None:
-    assert [len(each) for each in ray.get(ranks.stream(FaultyModel.pieces, "none"))] == [1 << 20]
+    assert [len(each) for each in ray.get(ranks.stream(FaultyModel.pieces, "none", told))] == [1 << 20]
     with pytest.raises(error, match=message):
-        ranks.stream(FaultyModel.pieces, kind)
+        ranks.stream(FaultyModel.pieces, kind, told)
     if kind == "disk":  # all ranks are there, and none waits for another
-        assert len(ranks.stream(FaultyModel.pieces, "none")) == 1
+        assert len(ranks.stream(FaultyModel.pieces, "none", told)) == 1

@@ -9,13 +9,13 @@ from pathlib import Path
 import ray
 from machine import wait_until
 from ray.util.queue import Queue
+from served_policy import serve_policy
 
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import RolloutLimits
 from actors.rollouts.service import NAMESPACE
-from actors.serving.policy_app import PolicyApp
 from actors.serving.replicas import policy_servers
-from actors.settings import FleetConfig, ServedModel, ServerConfig
+from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from launch.recipes.calculator import workload
 from policies.settings import EngineConfig
@@ -37,21 +37,12 @@ def test_running_fleet_is_listed_and_resized_from_outside(ray_cluster: None) -> 
 
 def test_replicas_are_listed_and_their_number_is_changed(serve_port: int, tiny_model: Path) -> None:
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["1"]})
-    by_hand, by_load = ServerConfig(engine=engine), ServerConfig(engine=engine, max_replicas=2)
-    for name, config in (("by-hand", by_hand), ("by-load", by_load)):
-        app = PolicyApp(name, ServedModel(path=str(tiny_model)), config, WeightStore.remote())
-        app.start()
-        try:
-            done = run_scale("--replicas", "2", "--server", name)
-            if config is by_load:
-                assert done.returncode == 2 and "server.max_replicas" in done.stderr
-                continue
-            assert done.returncode == 0 and "by-hand: replicas " in done.stdout, done.stderr
-            wait_until(lambda: policy_servers()["by-hand"] == {"RUNNING": 2})
-            assert run_scale("--replicas", "1", "--server", name).returncode == 0
-            wait_until(lambda: policy_servers()["by-hand"] == {"RUNNING": 1})
-        finally:
-            app.stop()
+    with serve_policy("by-hand", tiny_model, WeightStore.remote(), ServerConfig(engine=engine)):
+        done = run_scale("--replicas", "2", "--server", "by-hand")
+        assert done.returncode == 0 and "by-hand: replicas " in done.stdout, done.stderr
+        wait_until(lambda: policy_servers()["by-hand"] == {"RUNNING": 2})
+        assert run_scale("--replicas", "1", "--server", "by-hand").returncode == 0
+        wait_until(lambda: policy_servers()["by-hand"] == {"RUNNING": 1})
 
 
 def run_scale(*options: str) -> subprocess.CompletedProcess[str]:

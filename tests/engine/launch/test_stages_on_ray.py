@@ -84,7 +84,6 @@ def test_preferences_are_learned_and_go_on_from_a_checkpoint(
         "preferences.held_out_pairs=16",
         "preferences.optimizer={lr: 1e-3}",
         "run.checkpoint_every=6",
-        "evaluation.num_tasks=1",
     ]
     save = CheckpointFolder.save
 

@@ -52,7 +52,7 @@ RUN = [
 
 
 class Sleepy(BaseEnv):
-    """Sleeps in its first step, for as long as its task says."""
+    """Sleeps in its first step, for as long as its task says, or fails where that is no time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -61,6 +61,8 @@ class Sleepy(BaseEnv):
         return "Say something.", {}
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        if self.seconds < 0:
+            raise KeyError(f"process {os.getpid()}")
         time.sleep(self.seconds)
         return "", 1.0, True, {}
 
@@ -94,7 +96,6 @@ def told(service: RolloutService, activity: str) -> Iterator[None]:
         yield
     finally:
         sender.stop()
-        service.stop()
     assert within(240, lambda: not run_heartbeats()), "its thread takes it out, at the latest after one more"
 
 
@@ -117,44 +118,53 @@ def assert_verdict(text: str) -> None:
     assert within(240, lambda: text in now()), now()
 
 
-def started(
-    seconds: float, num_requests: int, fleet: FleetConfig, env_class: type[Sleepy] = Sleepy
-) -> RolloutService:
-    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=env_class, env_args={})
-    service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), fleet)
-    service.start(2)
-    service.submit([request(number, seconds) for number in range(num_requests)])
-    return service
+@contextmanager
+def started(**fleet: Any) -> Iterator[RolloutService]:
+    """Two rollout actors, whose stream has room for four trajectories."""
+    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=Sleepy, env_args={})
+    config = FleetConfig(num_actors=2, retries=0, **fleet)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_service, "STREAM_CAPACITY", 4)
+        patch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
+        service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), config)
+        try:
+            service.start(2)
+            yield service
+        finally:
+            service.stop()
 
 
-def request(number: int, seconds: float) -> RolloutRequest:
-    return RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
+@pytest.fixture(scope="module")
+def service(ray_cluster: None) -> Iterator[RolloutService]:
+    """For three tests; the last one leaves its actors asleep."""
+    with started() as service:
+        yield service
 
 
-def test_environment_that_sleeps_is_named(ray_cluster: None) -> None:
-    service = started(600.0, 2, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/wait"]):
-        assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
+NUMBERS = itertools.count()
 
 
-class Broken(Sleepy):
-    """Fails in its first step."""
-
-    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        raise KeyError(f"process {os.getpid()}")
-
-    @staticmethod
-    def from_dict(info: dict[str, Any]) -> Broken:
-        return Broken(0.0)
+def submit(service: RolloutService, count: int, seconds: float) -> None:
+    service.submit(
+        [
+            RolloutRequest(rollout_id=f"0/{next(NUMBERS):04d}", group_id="0", task={"seconds": seconds})
+            for _ in range(count)
+        ]
+    )
 
 
-def test_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
-    service = started(0.0, 1, FleetConfig(num_actors=2, retries=0), Broken)
-    numbers = itertools.count(1)
+def test_stream_that_nobody_empties_is_named(service: RolloutService) -> None:
+    submit(service, 40, 0.0)
+    with told(service, PHRASES["time/learn"]):
+        assert_verdict("The rollout actors wait for it: the stream is full")
+    assert len(list(service.stream.trajectories(40))) == 40
 
+
+def test_youngest_failure_of_each_rollout_actor_is_told(service: RolloutService) -> None:
     def failures_of_both() -> Sequence[ActorFailure]:
         """Both have failed once both are up."""
-        service.submit([request(next(numbers), 0.0) for _ in range(4)])
+        submit(service, 4, -1.0)
+        assert len(list(service.stream.trajectories(4))) == 4
         fleet = inspect(run_heartbeats()[0]).fleet
         return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
 
@@ -165,15 +175,13 @@ def test_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> No
         processes = [each.error.strip().splitlines()[-1] for each in failures]
         assert len(set(processes)) == 2
         assert all(text.startswith("KeyError: 'process ") for text in processes)
-        assert all("Broken" in each.error.splitlines()[0] for each in failures)
+        assert all("Sleepy" in each.error.splitlines()[0] for each in failures)
 
 
-def test_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
-    monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
-    service = started(0.0, 40, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/learn"]):
-        assert_verdict("The rollout actors wait for it: the stream is full")
+def test_environment_that_sleeps_is_named(service: RolloutService) -> None:
+    submit(service, 2, 600.0)
+    with told(service, PHRASES["time/wait"]):
+        assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
 
 
 def test_cluster_without_room_is_named(ray_cluster: None) -> None:
@@ -188,9 +196,9 @@ def test_cluster_without_room_is_named(ray_cluster: None) -> None:
 
     neighbour = Neighbour.remote()
     ray.get(neighbour.up.remote(), timeout=200)
-    service = started(0.0, 2, FleetConfig(num_actors=2, nodes={"CPU": 1}))
     try:
-        with told(service, PHRASES["time/wait"]):
+        with started(nodes={"CPU": 1}) as service, told(service, PHRASES["time/wait"]):
+            submit(service, 2, 0.0)
             assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")
     finally:
         ray.kill(neighbour)

@@ -274,28 +274,32 @@ def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPa
     assert versions == [7]
 
 
+class BreakableQueue(RequestQueue):
+    """To which a connection may be lost."""
+
+    is_broken = False
+
+    async def poll(self, report: ReplicaReport) -> Assignment:
+        if self.is_broken:
+            raise ActorUnavailableError("The connection was reset.", None)
+        return await super().poll(report)
+
+
 def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.1)
 
     async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=0.5), EchoEngine()
-        is_broken = False
-
-        async def poll(report: ReplicaReport) -> Assignment:
-            if is_broken:
-                raise ActorUnavailableError("The connection was reset.", None)
-            return await queue.poll(report)
-
+        queue, engine = BreakableQueue("policy", lease_seconds=0.5), EchoEngine()
         workers: list[QueueWorker] = []
-        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
         engine.go.clear()
         answer = asyncio.create_task(queue.sample(request(1)))
         await asyncio.sleep(0.1)
-        is_broken = True
+        queue.is_broken = True
         while len(workers) < 2:
             workers[0].wake()
             await asyncio.sleep(0.05)
-        is_broken = False
+        queue.is_broken = False
         engine.go.set()
         assert (await answer).token_ids == (1,)
         assert engine.num_cancelled == 1 and len(workers) > 1
@@ -369,28 +373,21 @@ def test_worker_that_comes_back_has_another_name_than_a_lost_one(monkeypatch: py
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.0)
 
     async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
-        is_broken = False
-
-        async def poll(report: ReplicaReport) -> Assignment:
-            if is_broken:
-                raise ActorUnavailableError("The connection was reset.", None)
-            return await queue.poll(report)
-
+        queue, engine = BreakableQueue("policy", lease_seconds=0.6), EchoEngine()
         workers: list[QueueWorker] = []
-        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
         engine.go.clear()
         answer = asyncio.create_task(queue.sample(request(1)))
         await until(lambda: engine.num_begun == 1)
-        is_broken = True
+        queue.is_broken = True
         workers[0].wake()
         await until(lambda: len(workers) > 1)
-        is_broken = False
+        queue.is_broken = False
         engine.go.set()
         while not link.done():
             workers[-1].leave()
             await asyncio.sleep(0.01)
-        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
         assert (await asyncio.wait_for(answer, 3)).token_ids == (1,)
         link.cancel()
 

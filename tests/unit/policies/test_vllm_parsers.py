@@ -65,15 +65,12 @@ def test_answers_without_a_named_parser_are_not_read() -> None:
     assert answered(HERMES, None) == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("qwen3_codr", "Did you mean 'qwen3_coder'"), ("mistral", "tokenizer.*tool call token")],
-)
-def test_parser_that_cannot_start_is_found_before_loading(name: str, reason: str, tmp_path: Path) -> None:
+def test_parser_that_cannot_start_is_found_before_loading(tmp_path: Path) -> None:
+    """So is one that vLLM does not have, as test_engine shows: each takes a program that imports vLLM."""
     tokenizer().save_pretrained(tmp_path)
     check_served_parsers(["hermes", None], str(tmp_path))
-    with pytest.raises(ConfigError, match=f"vllm:{name}.*{reason}"):
-        check_served_parsers(["vllm:hermes", f"vllm:{name}"], str(tmp_path))
+    with pytest.raises(ConfigError, match=r"vllm:mistral.*tokenizer.*tool call token"):
+        check_served_parsers(["vllm:hermes", "vllm:mistral"], str(tmp_path))
 
 
 GRANITE = f"Here is my thought process: {HERMES} Here is my response: I calculate. {HERMES}"
