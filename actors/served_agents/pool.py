@@ -145,10 +145,10 @@ class AgentPool:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
-                recording = None
-                if self._recorder is not None:
-                    recording = await self._recorder.begin(context, rollout_id, after)
-                    yield RecordingNotice(recording.is_open)
+                recorder, recorded = self._recorder, None
+                if recorder is not None:
+                    recorded = await recorder.begin(context, after)
+                    yield RecordingNotice(recorded is not None)
                 request = self._request(rollout_id, message, params, context, after)
                 async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
@@ -156,7 +156,7 @@ class AgentPool:
                             answer = part.steps[-1].model_response
                             history = with_message(context.history, "assistant", answer)
                             self._conversations.advance(conversation, rollout_id, context, history)
-                            if recording and recording.is_open and not await recording.write(part):
+                            if recorder and recorded and not await recorder.write(recorded, part):
                                 yield RecordingNotice(False)
                         yield part
 
