@@ -22,7 +22,8 @@ from actors.rollouts.rollout import (
     RolloutRequest,
     boundary,
     failed,
-    owned_by,
+    in_agent,
+    in_env,
     run_rollout,
 )
 from actors.rollouts.time_limit import TimeLimit
@@ -240,10 +241,7 @@ class Player:
         If that fails, the trajectory is as good as before, but has the error.
         """
         try:
-            with (
-                self._time_limit.of(ENV_CLOSE_SECONDS),
-                owned_by(EnvironmentFailure, "environment", env)("close"),
-            ):
+            with self._time_limit.of(ENV_CLOSE_SECONDS), in_env(env, "close"):
                 env.close()
         except TroupeError as error:
             trajectory.error = trajectory.error or _report(error)
@@ -279,7 +277,7 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
     if agent is None:
         return []
     try:
-        with owned_by(AgentError, "agent", agent)("trajectory"):
+        with in_agent(agent, "trajectory"):
             return list(agent.trajectory.steps)
     except AgentError:  # it failed before it had one; what failed is reported already
         return []
