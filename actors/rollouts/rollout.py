@@ -49,6 +49,8 @@ from policies.sampler import SampleRequest, SamplingParams, Turn
 Sample = Callable[[SampleRequest], Completion]
 OnStep = Callable[[StepEvent], None]
 """Callback with each step of an episode as soon as that has ended; it does not wait."""
+Exchanges = tuple[tuple[str, str], ...]
+"""Messages of a client, each with the agent's answer to it."""
 MAX_OBSERVATION = 20_000
 """Characters of an observation that a ``StepEvent`` holds at most."""
 
@@ -119,8 +121,10 @@ class Pair:
 class FollowUp:
     """A client's next message: the rollout ``after`` goes on with it, on the same agent and environment."""
 
-    after: str
+    after: str | None
+    """``None`` where this server has not had the conversation: a new pair replays the ``exchanges``."""
     message: str
+    exchanges: Exchanges = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +155,11 @@ class RolloutRequest:
     """The turns that it shares with another rollout. ``None`` begins with the task."""
     forked_at: ForkPoints | None = None
     """The turns at which others fork from it; ``None`` for none."""
+
+    @property
+    def after(self) -> str | None:
+        """The rollout that it goes on from, if this server has had that."""
+        return self.follow_up.after if self.follow_up else None
 
 
 def run_rollout(

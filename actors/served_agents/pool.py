@@ -11,7 +11,6 @@ from typing import Any
 import ray
 
 from actors.rollouts.fleet_report import NoActorWarning
-from actors.rollouts.replay import replay_request
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import AsyncRolloutService
@@ -171,19 +170,19 @@ class AgentPool:
         is_kept = self._pair.env_class.takes_follow_ups() and (
             context.can_be_followed or context.keeps_history or context.session is not None
         )
-        is_replayed = after is None and bool(context.exchanges)
-        first = context.exchanges[0][0] if is_replayed else message
-        request = RolloutRequest(
+        exchanges = context.exchanges if after is None else ()
+        goes_on = after is not None or bool(exchanges)
+        first = exchanges[0][0] if exchanges else message
+        return RolloutRequest(
             rollout_id=rollout_id,
             group_id=rollout_id.partition("/")[0],
             task=self._task(first) if after is None else {"message": message},
             params=params.replace(max_tokens=None),
             max_response_tokens=params.max_tokens,
             seed=params.seed,
-            follow_up=None if after is None else FollowUp(after=after, message=message),
+            follow_up=FollowUp(after=after, message=message, exchanges=exchanges) if goes_on else None,
             keep_seconds=self._keep_seconds if is_kept else None,
         )
-        return replay_request(request, context.exchanges, message) if is_replayed else request
 
     async def _episode(self, request: RolloutRequest, events: Events) -> AsyncGenerator[Part, None]:
         steps: list[StepEvent] = []
