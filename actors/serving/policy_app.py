@@ -172,10 +172,6 @@ class PolicyApp:
         with own_errors():
             ray.get([pool.open.remote() for pool in self.agents.values()])
 
-    def wait_for_version(self, version: int) -> None:
-        """Return when every running replica serves ``version`` or a newer one."""
-        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
-
     def check_replicas(self) -> None:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
         with own_errors():

@@ -52,23 +52,18 @@ SWITCH_SECONDS = 0.0005
 LOGGING = {"enable_access_log": False}
 
 
-async def _end_application() -> None:
-    """Delete the application of this replica, because the program that started it was killed.
-
-    Weight store and sampler directory have died with that program. Serve has not, and would start replicas
-    for ever.
-    """
-    name = serve.get_replica_context().app_name
-    logger.warning("The program that has started %s is gone, so this application ends.", name)
-    await asyncio.to_thread(serve.delete, name, _blocking=False)
-
-
 async def _unless_gone(call: Awaitable[T]) -> T:
-    """The result of ``call`` to an actor of the program. If the actor is dead, the application ends."""
+    """The result of ``call`` to an actor of the program that has started this application.
+
+    If that actor is dead, the program was killed, and this deletes the application: Serve has not died with
+    the program, and would start replicas for ever.
+    """
     try:
         return await call
     except ActorDiedError:
-        await _end_application()
+        name = serve.get_replica_context().app_name
+        logger.warning("The program that has started %s is gone, so this application ends.", name)
+        await asyncio.to_thread(serve.delete, name, _blocking=False)
         raise
 
 
@@ -148,12 +143,6 @@ class PolicyServer:
     def _wake_queue_workers(self) -> None:
         for worker in self._queue_workers.values():
             worker.wake()
-
-    async def serve_version(self, version: int) -> int:
-        """Wait until ``version`` or a newer one is served, and return which."""
-        await self._weights.wait_for(version)
-        self.check_health()
-        return self._engine.version
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises: the engine has failed, or weights do not arrive."""

@@ -11,7 +11,7 @@ import ray
 from actors.timing import FETCH_RETRY_SECONDS, MISSING_VERSION_SECONDS
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
-from environments.errors import ConfigError, SamplerError, WeightsError
+from environments.errors import ConfigError, WeightsError
 from policies.engines.base import Engine
 
 
@@ -48,9 +48,7 @@ class WeightFollower:
     ) -> None:
         self._store, self._transport, self._engine = store, transport, engine
         self._on_loaded = on_loaded
-        self._changed = asyncio.Condition()
         self._loading = asyncio.Lock()
-        self._failure: BaseException | None = None
 
     async def run(self) -> None:
         """consumes published versions · waits for the store · produces an engine that serves the newest
@@ -59,28 +57,16 @@ class WeightFollower:
             ActorDiedError: the store is gone, and the program that has made it.
             WeightsError: the newest version cannot be read, or is not all that the engine has.
         """
-        try:
-            while True:
-                newer: PublishedWeights | None = await self._store.newer_than.remote(self._engine.version)
-                if newer is not None:
-                    await self._load(newer)
-        except BaseException as error:
-            self._failure = error
-            await self._notify()  # what waits for a version would wait for ever
-            raise
+        while True:
+            newer: PublishedWeights | None = await self._store.newer_than.remote(self._engine.version)
+            if newer is not None:
+                await self._load(newer)
 
     async def catch_up(self) -> None:
         """Load the newest version now. Raises as ``run`` does."""
         newest: PublishedWeights | None = await self._store.newest.remote()
         if newest is not None:
             await self._load(newest)
-
-    async def wait_for(self, version: int) -> None:
-        """Return when ``version`` or a newer one is loaded. Raises ``SamplerError`` if ``run`` has failed."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._engine.version >= version or self._failure is not None)
-        if self._engine.version < version:
-            raise SamplerError(f"The replica cannot follow its store: {self._failure!r}") from self._failure
 
     async def _load(self, weights: PublishedWeights) -> None:
         async with self._loading:
@@ -92,7 +78,6 @@ class WeightFollower:
                 await self._store.report.remote(error)
                 raise
         self._on_loaded()
-        await self._notify()
 
     async def _fetch(self, weights: PublishedWeights) -> None:
         """Fetch ``weights``, or newer ones if they have taken their place meanwhile."""
@@ -107,7 +92,3 @@ class WeightFollower:
                 if not isinstance(error, VersionGoneError) or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(FETCH_RETRY_SECONDS)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
