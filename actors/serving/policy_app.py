@@ -103,20 +103,15 @@ def policy_application(
         "health_check_timeout_s": 10,  # three in a row and Serve replaces it: a stopped process too
     }
     without_adapters = replace(config, adapters={})
-    others = {
-        each.name: (each, _bind(PinnedPolicy, _own_name(each) | options, each, without_adapters, store))
-        for each in pinned
-    }
+    others: dict[str, tuple[ServedModel, serve.Application]] = {}
+    for each in pinned:  # Serve tells deployments apart by their names
+        own_options = options | {"name": each.name.replace("@", "-")}
+        others[each.name] = each, _bind(PinnedPolicy, own_options, each, without_adapters, store)
     return _bind(
         PolicyServer,
         number | options,
         *(model, config, store, directory, keys, dict(agents or {}), others),
     )
-
-
-def _own_name(model: ServedModel) -> dict[str, Any]:
-    """The option of Serve that tells the deployments of pinned versions apart."""
-    return {"name": model.name.replace("@", "-")}
 
 
 def _bind(deployment: Any, options: Mapping[str, Any], *arguments: object) -> serve.Application:

@@ -37,9 +37,6 @@ from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
 from policies.agent_api.frontend import PREFIX
-from policies.chat import ChatRenderer, load_tokenizer
-from policies.engines.tool_calls import CallReader
-from policies.model_api.frontend import OpenAIFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -100,22 +97,10 @@ class PolicyServer:
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
-        tokenizer = load_tokenizer(model.path)
-        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
-        self._engine, parser, split = await started_engine(model, config, store, tokenizer)
-        self._read_calls = CallReader(renderer, tokenizer, split)
         self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
+        versions = {name: client.version for name, client in self.pinned.items()}
+        self._engine, self.openai, self._read_calls = await started_engine(model, config, store, versions)
         self.responses = SharedResponses(directory)
-        self.openai = OpenAIFrontend(
-            model.name,
-            renderer,
-            self._engine,
-            config.adapters,
-            parser,
-            config.access.max_sampled_answers,
-            {name: client.version for name, client in self.pinned.items()},
-            split,
-        )
         self.agents = ServedAgents(
             {name: PoolClient(pool) for name, pool in (agents or {}).items()},
             config.agents,
