@@ -24,7 +24,7 @@ from actors.serving.address import public_address, public_path
 from actors.serving.errors import error_body, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS, HttpMiddleware
-from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, sent_keys, served_hosts
+from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts, unknown_key
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
 from policies.model_api.dialects.errors import HttpError, status_of
@@ -201,14 +201,8 @@ class Access:
             self._use(keys)
         if not self._needs_key:
             return self._anybody
-        names = (self._keys.name_of(key.encode("latin-1")) for key in sent_keys(headers))
-        name = next((name for name in names if name is not None), None)
-        if name is None:
-            raise HttpError(
-                401,
-                "Send a key of this server, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-                code="invalid_api_key",
-            )
+        if (name := self._keys.sender(headers)) is None:
+            raise unknown_key("Send a key of this server")
         return self._callers[name]
 
 

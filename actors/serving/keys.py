@@ -20,6 +20,7 @@ from actors.serving.address import check_public_url
 from actors.settings import ServerConfig
 from environments.bounds import Bound, check_choice
 from environments.errors import ConfigError
+from policies.model_api.dialects.errors import HttpError
 
 logger = logging.getLogger("ray.serve")
 
@@ -57,6 +58,11 @@ class ApiKeys:
                 found = name
         return found
 
+    def sender(self, headers: Mapping[str, str]) -> str | None:
+        """The name of the first known key that a request brings."""
+        names = (self.name_of(key.encode("latin-1")) for key in sent_keys(headers))
+        return next((name for name in names if name is not None), None)
+
 
 class KeysFile:
     """``server.access.keys_file``, read anew when it has changed. A replica on a machine that has no such
@@ -89,6 +95,12 @@ class KeysFile:
         except ConfigError as error:
             logger.error("The keys stay as they are: %s", error)
             return None
+
+
+def unknown_key(remedy: str) -> HttpError:
+    """The error for a request whose key, if it has one, opens nothing here."""
+    text = f"{remedy}, as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    return HttpError(401, text, code="invalid_api_key")
 
 
 def sent_keys(headers: Mapping[str, str]) -> list[str]:
