@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ray import serve
@@ -213,8 +213,7 @@ class AccessControl(HttpMiddleware):
         access: Access = serve.get_replica_context().servable_object.access
         scope = _as_served(scope, access.path)
         headers = Headers(scope=scope)
-        start = time.monotonic()
-        answer = _Answer(_allow_page(access.page_of(headers), send), lambda: time.monotonic() - start)
+        answer = _Answer(send, access.page_of(headers))
         name = None
         access.metrics.begin()
         try:
@@ -233,7 +232,7 @@ class AccessControl(HttpMiddleware):
             answer.status = answer.status or status_of(error)
             raise
         finally:
-            seconds = time.monotonic() - start
+            seconds = time.monotonic() - answer.start
             access.metrics.end(scope, answer.status, name, seconds)
             if answer.first_seconds is not None:
                 access.metrics.first_event(scope, answer.first_seconds)
@@ -295,29 +294,15 @@ async def _answer_preflight(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(status_code=204, headers=headers)(scope, receive, send)
 
 
-def _allow_page(origin: str | None, send: Send) -> Send:
-    """``send``, which lets the page ``origin`` read the answer."""
-    if origin is None:
-        return send
-
-    async def allowing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = SHOWN_HEADERS
-            headers.add_vary_header("origin")
-        await send(message)
-
-    return allowing
-
-
 @dataclass(slots=True)
 class _Answer:
     """Answer as far as it was sent to the client."""
 
     sender: Send
-    seconds: Callable[[], float]
-    """Tells how long ago the request came."""
+    page: str | None
+    """The page in a browser that may read it."""
+    start: float = field(default_factory=time.monotonic)
+    """The time at which the request came."""
     status: int | None = None
     is_stream: bool = False
     """True for a stream of events."""
@@ -326,10 +311,15 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
             self.status = message["status"]
-            self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+            self.is_stream = headers.get("content-type", "").startswith(EVENTS)
+            if self.page is not None:
+                headers["access-control-allow-origin"] = self.page
+                headers["access-control-expose-headers"] = SHOWN_HEADERS
+                headers.add_vary_header("origin")
         elif self.is_stream and self.first_seconds is None:
-            self.first_seconds = self.seconds()
+            self.first_seconds = time.monotonic() - self.start
         await self.sender(message)
 
     async def end(self, error: RequestError, scope: Scope, receive: Receive) -> None:

@@ -80,6 +80,7 @@ http.add_middleware(AdmissionPacing)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)
+@http.exception_handler(Exception)  # clients expect this form too; Starlette writes the traceback to the log
 async def _error(request: Request, error: Exception) -> JSONResponse:
     return error_response(error, request.scope["path"])
 
@@ -102,12 +103,6 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         served = ", ".join(sorted({route.path for route in http.routes if isinstance(route, APIRoute)}))
         return await _error(request, HttpError(404, f"Nothing is served here. What is: {served}."))
     return await _error(request, HttpError(error.status_code, f"{error.detail}."))
-
-
-@http.exception_handler(Exception)
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """Clients expect the form of an error here too; Starlette writes the traceback to the log."""
-    return await _error(request, error)
 
 
 class Replica(Protocol):
