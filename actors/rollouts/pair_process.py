@@ -237,8 +237,7 @@ class PipeLink:
 
 def play(connection: Connection) -> None:
     """Play what the rollout actor sends, until it closes the pipe, or the process is not usable any more."""
-    pair, limits, is_followed = None, None, False
-    link = PipeLink(connection, is_followed)
+    link = PipeLink(connection, is_followed=False)
     try:
         pair, limits, link.is_followed = pickle.loads(connection.recv_bytes())
         player = Player(pair, limits, link)

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,6 +31,8 @@ MIN_KEY_CHARACTERS = 16
 """A digest of a shorter key could be found by trying."""
 WILDCARDS = ("", "0.0.0.0", "::")
 """Hosts that stand for all addresses of a machine."""
+PlacedKey = tuple[str, str, bytes]
+"""The place where a key stands, for errors; its name, and its digest."""
 _NAME = re.compile(r"[\w.@-]{1,64}")
 
 
@@ -40,8 +42,8 @@ class ApiKeys:
 
     digests: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 of each key, by the key's name."""
-    of_file: frozenset[str] = field(default=frozenset(), compare=False)
-    """The names that ``server.access.keys_file`` has given."""
+    of_variable: tuple[PlacedKey, ...] = field(default=(), compare=False)
+    """Those that are not from ``server.access.keys_file``."""
     file: str | None = field(default=None, compare=False)
     """Path of that file, absolute: a replica may work in another folder."""
 
@@ -74,11 +76,8 @@ class KeysFile:
     """
 
     def __init__(self, path: str, keys: ApiKeys) -> None:
-        self._path = path
+        self._path, self._of_variable = path, keys.of_variable
         self._stamp: tuple[int, int, int] | None = None
-        self._others = [
-            (KEYS_VARIABLE, name, keys.digests[name]) for name in keys.digests.keys() - keys.of_file
-        ]
 
     def changed(self) -> ApiKeys | None:
         """The keys that hold from now on; ``None`` where they are the same as before."""
@@ -91,7 +90,7 @@ class KeysFile:
             return None
         self._stamp = stamp
         try:
-            return _with_file(self._others, self._path)
+            return _with_file(self._of_variable, self._path)
         except ConfigError as error:
             logger.error("The keys stay as they are: %s", error)
             return None
@@ -184,14 +183,13 @@ def read_keys(keys_file: str | None) -> ApiKeys:
     Raises:
         ConfigError: a key cannot be used, or two have the same name. The message holds no key.
     """
-    return _with_file(_from_variable(os.environ.get(KEYS_VARIABLE, "")), keys_file)
+    return _with_file(tuple(_from_variable(os.environ.get(KEYS_VARIABLE, ""))), keys_file)
 
 
-def _with_file(others: Iterable[tuple[str, str, bytes]], keys_file: str | None) -> ApiKeys:
-    """``others`` and the keys of the file, each with the place that errors name."""
-    of_file = list(_from_file(keys_file))
+def _with_file(of_variable: tuple[PlacedKey, ...], keys_file: str | None) -> ApiKeys:
+    """The keys ``of_variable`` and those of the file."""
     digests: dict[str, bytes] = {}
-    for place, name, digest in (*others, *of_file):
+    for place, name, digest in (*of_variable, *_from_file(keys_file)):
         if _NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"{place}: {name!r} cannot be the name of a key: use up to 64 letters, digits and . _ - @."
@@ -200,10 +198,10 @@ def _with_file(others: Iterable[tuple[str, str, bytes]], keys_file: str | None) 
             raise ConfigError(f"{place}: there are two keys with the name {name!r}: rename one.")
         digests[name] = digest
     file = None if keys_file is None else os.path.abspath(keys_file)
-    return ApiKeys(digests, frozenset(name for _, name, _ in of_file), file)
+    return ApiKeys(digests, of_variable, file)
 
 
-def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:
+def _from_variable(text: str) -> Iterator[PlacedKey]:
     for number, item in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         place = f"{KEYS_VARIABLE}, key {number}"
         name, colon, key = item.partition(":")
@@ -217,7 +215,7 @@ def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:
         yield place, name, hashlib.sha256(key.encode()).digest()
 
 
-def _from_file(path: str | None) -> Iterator[tuple[str, str, bytes]]:
+def _from_file(path: str | None) -> Iterator[PlacedKey]:
     if path is None:
         return
     try:
