@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from actors.serving.address import public_address, public_path
 from actors.serving.errors import error_body, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS, HttpMiddleware
@@ -37,6 +37,7 @@ OPEN_FOR_EACH_SAMPLED = 4
 """Open requests of a replica for each answer that it may sample: the others wait, or are being sent."""
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
+PROXY_PREFIX = re.compile(r"(/[\w.~-]+)*/?")
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 SHOWN_HEADERS = "x-policy-version, x-troupe-recorded, x-dropped-fields, retry-after, mcp-session-id"
 CORS_SECONDS = "600"
@@ -126,7 +127,9 @@ class Access:
         access = config.access
         self.metrics = Metrics()
         self.max_request_seconds = access.max_request_seconds
-        self._public_url, self.path = access.public_url, public_path(access.public_url)
+        self._public_url = access.public_url
+        self.path = urlsplit(access.public_url or "").path.rstrip("/")
+        """The path of that address, which a proxy may leave in the requests that it sends on."""
         self._max_open_requests = OPEN_FOR_EACH_SAMPLED * access.max_sampled_answers
         self._num_open = 0
         self._hosts = served_hosts(config)
@@ -148,8 +151,19 @@ class Access:
         }
 
     def address_for(self, request: Request) -> str:
-        """The address by which a client reaches the server, without a slash at its end."""
-        return public_address(request, self._public_url)
+        """The address by which a client reaches the server's root, without a slash at its end.
+
+        It is that among ``server.access.hosts``, else the one that the client has sent its request to, with
+        the prefix and the scheme that a proxy says it has taken off.
+        """
+        if self._public_url is not None:
+            return self._public_url.rstrip("/")
+        base = request.base_url
+        scheme = request.headers.get("x-forwarded-proto", base.scheme)
+        if scheme in ("http", "https"):
+            base = base.replace(scheme=scheme)
+        prefix = request.headers.get("x-forwarded-prefix", "")
+        return str(base).rstrip("/") + (prefix.rstrip("/") if PROXY_PREFIX.fullmatch(prefix) else "")
 
     @contextmanager
     def admitted(self, path: str, headers: Headers) -> Iterator[Caller]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from actors.serving.address import check_public_url
 from actors.settings import ServerConfig
 from environments.bounds import Bound, check_choice
 from environments.errors import ConfigError
@@ -175,6 +174,24 @@ def served_hosts(config: ServerConfig) -> set[str]:
     check_public_url(config.access.public_url)
     public = urlsplit(config.access.public_url or "").netloc
     return {hostname(given) for given in (config.http_host, *names, public)} - set(WILDCARDS)
+
+
+def check_public_url(public_url: str | None) -> None:
+    """Raise ``ConfigError`` where the address of a proxy among ``server.access.hosts`` is none."""
+    if public_url is None:
+        return
+    try:
+        parts = urlsplit(public_url)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(
+            f"server.access.hosts has {public_url}, which is no address: write it like https://my.example/troupe."
+        )
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(
+            f"server.access.hosts has {public_url}: leave out /v1, which clients put behind it."
+        )
 
 
 def read_keys(keys_file: str | None) -> ApiKeys:
