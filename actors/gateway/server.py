@@ -124,7 +124,9 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     try:
         while len(answers) < body.num_choices:
             taken.append(calls.take(call))
-            answers.append(await _sampled(request, taken[-1]))
+            answer = asyncio.wrap_future(taken[-1].answer)
+            await settled(request, answer)
+            answers.append(answer.result())
     except BaseException:
         for waiting in taken:  # it gets none of them now, and all of them if it comes back
             calls.abandon(waiting)
@@ -136,12 +138,6 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     counts = [each["usage"] for each in completions]
     usage = {name: sum(count[name] for count in counts) for name in counts[0]}
     return {**completions[0], "choices": choices, "usage": usage}
-
-
-async def _sampled(request: Request, waiting: WaitingCall) -> Json:
-    answer = asyncio.wrap_future(waiting.answer)
-    await settled(request, answer)
-    return answer.result()
 
 
 async def body_of(request: Request) -> Any:
