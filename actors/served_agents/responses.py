@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.rollouts.service import AsyncRolloutService
@@ -11,6 +12,7 @@ from actors.served_agents.messages import Messages
 from actors.served_agents.store import PerKeyLRU
 
 
+@dataclass(slots=True)
 class Responses:
     """Responses of every key, and what ends with them.
 
@@ -21,20 +23,15 @@ class Responses:
         service: has the environments that wait for a message after a rollout.
     """
 
-    def __init__(
-        self,
-        conversations: Conversations,
-        answers: IdempotentAnswers,
-        messages: Messages,
-        service: AsyncRolloutService,
-    ) -> None:
-        self._conversations, self._answers, self._messages = conversations, answers, messages
-        self._service = service
-        self._responses: PerKeyLRU[dict[str, Any]] = PerKeyLRU()
+    conversations: Conversations
+    answers: IdempotentAnswers
+    messages: Messages
+    service: AsyncRolloutService
+    _responses: PerKeyLRU[dict[str, Any]] = field(default_factory=PerKeyLRU)
 
     def keep(self, owner: str, response: dict[str, Any]) -> None:
         """Keep a response, unless its client has deleted it."""
-        if not self._answers.is_forgotten(owner, response["id"]):
+        if not self.answers.is_forgotten(owner, response["id"]):
             self._responses.keep(owner, response["id"], response)
 
     def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
@@ -43,19 +40,19 @@ class Responses:
 
     def forget(self, owner: str, response_id: str) -> bool:
         """Forget a response, and close the environment that waits for a message after it."""
-        self._close_after(self._conversations.end_response(owner, response_id))
+        self._close_after(self.conversations.end_response(owner, response_id))
         if was_kept := self._responses.forget(owner, response_id):
-            self._answers.forget_answer(owner, response_id)
+            self.answers.forget_answer(owner, response_id)
         return was_kept
 
     def withdraw(self, owner: str, response_id: str) -> bool:
         """End the message that this is to be the response of; return whether it had not ended."""
-        return self._messages.withdraw(owner, response_id)
+        return self.messages.withdraw(owner, response_id)
 
     def end_session(self, owner: str, session: str) -> None:
         """Close the environment of a session, whose name is free then. Raises as ``Conversations`` does."""
-        self._close_after(self._conversations.end_session(owner, session))
+        self._close_after(self.conversations.end_session(owner, session))
 
     def _close_after(self, rollout_id: str | None) -> None:
         if rollout_id is not None:
-            self._service.forget(rollout_id)
+            self.service.forget(rollout_id)

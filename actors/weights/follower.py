@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import ray
 
@@ -31,6 +32,7 @@ async def open_transport(store: ray.actor.ActorHandle) -> WeightTransport:
     return transport
 
 
+@dataclass(slots=True)
 class WeightFollower:
     """Fetches published weights into an engine.
 
@@ -39,16 +41,11 @@ class WeightFollower:
         on_loaded: called after each exchange of the weights.
     """
 
-    def __init__(
-        self,
-        store: ray.actor.ActorHandle,
-        transport: WeightTransport,
-        engine: Engine,
-        on_loaded: Callable[[], None],
-    ) -> None:
-        self._store, self._transport, self._engine = store, transport, engine
-        self._on_loaded = on_loaded
-        self._loading = asyncio.Lock()
+    store: ray.actor.ActorHandle
+    transport: WeightTransport
+    engine: Engine
+    on_loaded: Callable[[], None]
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         """consumes published versions · waits for the store · produces an engine that serves the newest
@@ -58,35 +55,35 @@ class WeightFollower:
             WeightsError: the newest version cannot be read, or is not all that the engine has.
         """
         while True:
-            newer: PublishedWeights | None = await self._store.newer_than.remote(self._engine.version)
+            newer: PublishedWeights | None = await self.store.newer_than.remote(self.engine.version)
             if newer is not None:
                 await self._load(newer)
 
     async def catch_up(self) -> None:
         """Load the newest version now. Raises as ``run`` does."""
-        newest: PublishedWeights | None = await self._store.newest.remote()
+        newest: PublishedWeights | None = await self.store.newest.remote()
         if newest is not None:
             await self._load(newest)
 
     async def _load(self, weights: PublishedWeights) -> None:
         async with self._loading:
-            if weights.version <= self._engine.version:
+            if weights.version <= self.engine.version:
                 return
             try:
                 await self._fetch(weights)
             except WeightsError as error:
-                await self._store.report.remote(error)
+                await self.store.report.remote(error)
                 raise
-        self._on_loaded()
+        self.on_loaded()
 
     async def _fetch(self, weights: PublishedWeights) -> None:
         """Fetch ``weights``, or newer ones if they have taken their place meanwhile."""
         deadline = time.monotonic() + MISSING_VERSION_SECONDS
         while True:
             try:
-                return await weights.fetch(self._transport, self._engine)
+                return await weights.fetch(self.transport, self.engine)
             except WeightTransportError as error:
-                tried, weights = weights, await self._store.newest.remote()
+                tried, weights = weights, await self.store.newest.remote()
                 if weights.version > tried.version:
                     continue
                 if not isinstance(error, VersionGoneError) or time.monotonic() > deadline:
