@@ -263,7 +263,7 @@ class AgentExecutionEngine:
                 self._sampler_args["model"] = model
 
     def _make_sampler(self) -> Callable[[], Sampler]:
-        """What makes the sampler, in whichever process calls it."""
+        """A function that makes the sampler, in whichever process calls it."""
         return partial(self._sampler_class, **self._sampler_arguments())
 
     def _sampler_arguments(self) -> dict[str, Any]:

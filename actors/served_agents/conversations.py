@@ -94,7 +94,7 @@ class Place:
 
 
 Places = OrderedDict[str, Place]
-"""By the name of a session, the id of a response, or the digest of a history with a rollout."""
+"""Places by the name of a session, the id of a response, or the digest of a history with a rollout."""
 
 
 class Conversations:

@@ -42,7 +42,7 @@ class ApiKeys:
     digests: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 of each key, by the key's name."""
     of_variable: tuple[PlacedKey, ...] = field(default=(), compare=False)
-    """Those that are not from ``server.access.keys_file``."""
+    """Keys that are not from ``server.access.keys_file``."""
     file: str | None = field(default=None, compare=False)
     """Path of that file, absolute: a replica may work in another folder."""
 

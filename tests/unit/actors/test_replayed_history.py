@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.replay import LostError, replayed
+from actors.rollouts.player import LostError, replayed
 from actors.rollouts.rollout import FollowUp, RolloutLimits, RolloutRequest, run_rollout
 from actors.served_agents.conversations import Conversations
 from environments.base import BaseEnv
