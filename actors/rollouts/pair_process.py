@@ -170,9 +170,8 @@ class PairProcess:
     def _result(self) -> Any:
         """Serve the process until it has a result."""
         while True:
-            if self._here not in wait(
-                [self._here, self._process.fileno()]
-            ):  # a program of it may hold the pipe's end
+            # A program of the process may hold the pipe's end, which is open then when the process has ended.
+            if self._here not in wait([self._here, self._process.fileno()]):
                 raise ConnectionResetError("The process has ended.")
             try:
                 message = pickle.loads(self._here.recv_bytes())

@@ -26,13 +26,7 @@ from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
-from environments.errors import (
-    AgentError,
-    ContractError,
-    EnvironmentFailure,
-    PromptTooLongError,
-    TroupeError,
-)
+from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError, TroupeError
 from environments.types import (
     STATE_KEY,
     Action,
