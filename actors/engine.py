@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Never, Self
 
@@ -21,10 +21,10 @@ from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.sampling.backends import check_calls, sampler_class, sampler_factory
+from actors.sampling.backends import check_calls, sampler_class
 from actors.settings import FleetConfig
 from environments.base import BaseEnv
-from environments.bounds import check_choice, no_argument
+from environments.bounds import Bound, check_choice, no_argument
 from environments.data.datasets import Dataset
 from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError
@@ -127,9 +127,8 @@ class AgentExecutionEngine:
         for name in unknown:
             known = list(inspect.signature(AgentExecutionEngine).parameters)[:-1]
             raise ConfigError(no_argument("AgentExecutionEngine", name, known, REFERENCE_ARGUMENTS.get(name)))
-        _check_seconds("trajectory_timeout", trajectory_timeout)
-        if not math.isfinite(gamma):
-            raise ConfigError(f"gamma={gamma} is no discount: use a number between 0 and 1.")
+        Bound(above=0).check_value("trajectory_timeout", trajectory_timeout)
+        Bound().check_value("gamma", gamma)
         _at_least("max_response_length", max_response_length, 1)
         _at_least("max_prompt_length", max_prompt_length, 1)
         _at_least("n_parallel_agents", n_parallel_agents, 1)
@@ -259,13 +258,16 @@ class AgentExecutionEngine:
     async def _settle_model(self) -> None:
         """Name the model that a server plays if none is asked for: the next time it may be another one."""
         if self._sampler_args.get("model") is None:
-            sampler, defaults = self._sampler_class, self._sampler_defaults
-            model = await sampler.default_model(sampler.arguments(self._sampler_args, defaults))
+            model = await self._sampler_class.default_model(self._sampler_arguments())
             if model is not None:
                 self._sampler_args["model"] = model
 
     def _make_sampler(self) -> Callable[[], Sampler]:
-        return sampler_factory(self._sampler_class, self._sampler_args, self._sampler_defaults)
+        """A function that makes the sampler, in whichever process calls it."""
+        return partial(self._sampler_class, **self._sampler_arguments())
+
+    def _sampler_arguments(self) -> dict[str, Any]:
+        return self._sampler_class.arguments(self._sampler_args, self._sampler_defaults)
 
     def _policy(self) -> dict[str, Any]:
         """Record of the policy that is sampled, and of how it is prompted, for a results file."""
@@ -363,13 +365,7 @@ def _sampling_params(given: dict[str, Any], sampler: type[Sampler]) -> SamplingP
     return SamplingParams(**given)
 
 
-def _check_seconds(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{name}={value} is no duration: use seconds above 0, or None for two hours.")
-
-
 def _at_least(name: str, value: int, smallest: int) -> None:
     if not isinstance(value, int):
         raise ConfigError(f"{name}={value!r} has to be a whole number.")
-    if value < smallest:
-        raise ConfigError(f"{name}={value} is too small: use {smallest} and above.")
+    Bound(at_least=smallest).check_value(name, value)

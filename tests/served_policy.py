@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from machine import wait_until
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,7 +32,7 @@ class ServedPolicy:
     def publish(self, weights: dict[str, torch.Tensor]) -> int:
         """Have ``weights`` served; return their version once they are."""
         version = publish(self.store, weights)
-        self.app.wait_for_version(version)
+        wait_for_version(self.name, version)
         return version
 
     def sampler(self) -> Any:
@@ -54,6 +56,17 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
     pieces = [ray.put(each) for each in transport.publish(version, weights.items(), rank=0)]
     ray.get(store.publish.remote(version, pieces))
     return version
+
+
+def wait_for_version(name: str, version: int) -> None:
+    """Return when every running replica of the server serves ``version`` or a newer one."""
+    from ray import serve
+
+    def all_serve_it() -> bool:
+        states = serve.get_app_handle(name).broadcast("health").results()
+        return all(each["policy_version"] >= version for each in states)
+
+    wait_until(all_serve_it)
 
 
 def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> ServedPolicy:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,13 +92,7 @@ class ProgramCalls:
         """Answer all calls with an error from now on; return the program's end if it is there."""
         with self._lock:
             self._over = why
-        with suppress(queue.Empty):
-            while True:
-                event = self._events.get_nowait()
-                if isinstance(event, ProgramEnd):
-                    return event
-                self.fail(event)
-        return None
+        return self.wait_for_end(0.0)
 
     def wait_for_end(self, seconds: float) -> ProgramEnd | None:
         """Wait for the program's end, and answer what it asks until then with an error."""

@@ -16,12 +16,7 @@ from typing import Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
-from environments.sandbox.process_tree import (
-    Supervised,
-    bytes_within,
-    remove_folder,
-    usage_of,
-)
+from environments.sandbox.process_tree import Supervised, bytes_within, remove_folder, usage_of
 
 MODEL = "policy"
 """Name of the model, for clients that want one; any other name means the same."""

@@ -24,7 +24,7 @@ from actors.gateway.client import MODEL
 from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
-from actors.serving.keys import sent_keys
+from actors.serving.keys import sent_keys, unknown_key
 from environments.errors import TroupeError
 from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
@@ -87,11 +87,8 @@ class Gateway:
     def _session(self, request: Request) -> _Session:
         session = next(filter(None, map(self._sessions.get, sent_keys(request.headers))), None)
         if session is None:
-            raise HttpError(
-                401,
-                "This key opens no rollout that is in play: send the key of the client that the rollout "
-                "function was given, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.",
-                code="invalid_api_key",
+            raise unknown_key(
+                "This key opens no rollout that is in play: send that of the rollout function's client"
             )
         return session
 
@@ -127,7 +124,9 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     try:
         while len(answers) < body.num_choices:
             taken.append(calls.take(call))
-            answers.append(await _sampled(request, taken[-1]))
+            answer = asyncio.wrap_future(taken[-1].answer)
+            await settled(request, answer)
+            answers.append(answer.result())
     except BaseException:
         for waiting in taken:  # it gets none of them now, and all of them if it comes back
             calls.abandon(waiting)
@@ -139,12 +138,6 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     counts = [each["usage"] for each in completions]
     usage = {name: sum(count[name] for count in counts) for name in counts[0]}
     return {**completions[0], "choices": choices, "usage": usage}
-
-
-async def _sampled(request: Request, waiting: WaitingCall) -> Json:
-    answer = asyncio.wrap_future(waiting.answer)
-    await settled(request, answer)
-    return answer.result()
 
 
 async def body_of(request: Request) -> Any:

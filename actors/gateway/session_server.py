@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import application, body_of, listen, settled
-from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys
+from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.errors import ConfigError
 from policies.model_api.dialects.errors import HttpError
 
@@ -180,12 +180,8 @@ class SessionServer:
 
     async def _body(self, request: Request) -> Json:
         """The fields that somebody with a key has sent."""
-        if not any(self._keys.name_of(key.encode("latin-1")) for key in sent_keys(request.headers)):
-            raise HttpError(
-                401,
-                f"Send a key of {KEYS_VARIABLE}, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-                code="invalid_api_key",
-            )
+        if self._keys.sender(request.headers) is None:
+            raise unknown_key(f"Send a key of {KEYS_VARIABLE}")
         body = await body_of(request) if await request.body() else {}
         if not isinstance(body, dict):
             raise HttpError(400, "The body has to be an object.")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -212,13 +213,7 @@ class RankGroup:
         """
         self._wait_for(self._opened)
         name, shared = method.__name__, [ray.put(each) for each in args]
-        references = [rank.work.remote(name, *shared) for rank in self._ranks]
-
-        def result() -> Result:
-            first: Result = self._wait_for_work(references)
-            return first
-
-        return result
+        return partial(self._wait_for_work, [rank.work.remote(name, *shared) for rank in self._ranks])
 
     def stream(
         self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.timing import CALL_ANSWER_SECONDS
 from environments.command_name import command_name
-from environments.errors import TroupeError
+from environments.errors import SamplerError, TroupeError
 
 WAIT_SECONDS = 60.0
 """A wait inside an actor ends after this time, and the caller calls again."""
@@ -49,6 +49,23 @@ def _hung(who: str) -> TroupeError:
         f"{who} did not answer for {CALL_ANSWER_SECONDS:g} s: a process hangs or was stopped, or its "
         f"node has too much to do. `{command_name('chaos')}` lists the processes of a node."
     )
+
+
+@contextmanager
+def own_errors(lost: str | None = None) -> Iterator[None]:
+    """Raise an actor's error as the actor has raised it, without Ray's wrapper around it.
+
+    Args:
+        lost: beginning of the ``SamplerError`` that another error of Ray's becomes, as the actor's death is.
+    """
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        if lost is None:
+            raise
+        raise SamplerError(f"{lost}: {error}") from error
 
 
 def detached_call(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.rollouts.journal import Opening, Outcome
 from environments.base import BaseEnv, judged_success
 from environments.contract import (
     final_reward_faults,
@@ -19,23 +20,23 @@ from environments.errors import ContractError
 from environments.types import Trajectory
 
 
-def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
+def reset(env: BaseEnv) -> Opening:
     """First observation and info. Raises ``ContractError`` for anything else than these two."""
-    result = env.reset()
-    _check_values(env, reset_faults(result))
-    observation, info = result
-    return observation, info
+    return _opening(env, env.reset(), "reset()")
 
 
-def follow_up(env: BaseEnv, message: str) -> tuple[Any, dict[str, Any]]:
+def follow_up(env: BaseEnv, message: str) -> Opening:
     """Observation and info of a client's next message. Raises ``ContractError`` for anything else."""
-    result = env.follow_up(message)
-    _check_values(env, reset_faults(result, "follow_up()"))
+    return _opening(env, env.follow_up(message), "follow_up()")
+
+
+def _opening(env: BaseEnv, result: Any, method: str) -> Opening:
+    _check_values(env, reset_faults(result, method))
     observation, info = result
     return observation, info
 
 
-def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+def take_action(env: BaseEnv, action: Any) -> Outcome:
     """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
     result = env.step(action)
     _check_values(env, step_faults(result))

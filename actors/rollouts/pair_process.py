@@ -170,9 +170,8 @@ class PairProcess:
     def _result(self) -> Any:
         """Serve the process until it has a result."""
         while True:
-            if self._here not in wait(
-                [self._here, self._process.fileno()]
-            ):  # a program of it may hold the pipe's end
+            # A program of the process may hold the pipe's end, which is open then when the process has ended.
+            if self._here not in wait([self._here, self._process.fileno()]):
                 raise ConnectionResetError("The process has ended.")
             try:
                 message = pickle.loads(self._here.recv_bytes())
@@ -237,8 +236,7 @@ class PipeLink:
 
 def play(connection: Connection) -> None:
     """Play what the rollout actor sends, until it closes the pipe, or the process is not usable any more."""
-    pair, limits, is_followed = None, None, False
-    link = PipeLink(connection, is_followed)
+    link = PipeLink(connection, is_followed=False)
     try:
         pair, limits, link.is_followed = pickle.loads(connection.recv_bytes())
         player = Player(pair, limits, link)

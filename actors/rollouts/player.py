@@ -9,20 +9,22 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.replay import LostError, replayed
 from actors.rollouts.rollout import (
+    FollowUp,
     OnStep,
     Pair,
     RolloutLimits,
     RolloutRequest,
     boundary,
     failed,
-    owned_by,
+    in_agent,
+    in_env,
     run_rollout,
 )
 from actors.rollouts.time_limit import TimeLimit
@@ -46,6 +48,10 @@ NODE_ADDRESS = "TROUPE_NODE_ADDRESS"
 """Variable with the address of this node, by which a rollout actor hands it on to its pairs' processes."""
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in an unknown state."""
+
+
+class LostError(EnvironmentFailure):
+    """The pair that a message goes on with could not be rebuilt."""
 
 
 class PastMessage(NamedTuple):
@@ -240,10 +246,7 @@ class Player:
         If that fails, the trajectory is as good as before, but has the error.
         """
         try:
-            with (
-                self._time_limit.of(ENV_CLOSE_SECONDS),
-                owned_by(EnvironmentFailure, "environment", env)("close"),
-            ):
+            with self._time_limit.of(ENV_CLOSE_SECONDS), in_env(env, "close"):
                 env.close()
         except TroupeError as error:
             trajectory.error = trajectory.error or _report(error)
@@ -255,6 +258,36 @@ class Player:
 
     def _sample(self, request: SampleRequest) -> Completion:
         return self._link.sample(request, self._deadline)
+
+
+def replayed(
+    agent: BaseAgent, env: BaseEnv, request: RolloutRequest, limits: RolloutLimits
+) -> RolloutRequest:
+    """Bring a new pair to where ``request`` goes on, and return it as the follow-up that it then is.
+
+    Its task is the first message's. Each answer is taken as a whole turn, since its client does not know the
+    turns before it. A request without exchanges is returned as it is.
+
+    Raises:
+        LostError: the environment does not end with one of the answers.
+    """
+    follow_up = request.follow_up
+    if follow_up is None or not follow_up.exchanges:
+        return request
+    for number, (message, answer) in enumerate(follow_up.exchanges):
+        answers = _answers(message, answer)
+        past = FollowUp(after=request.rollout_id, message=message) if number else None
+
+        def sample(_: SampleRequest, answers: Iterator[Completion] = answers) -> Completion:
+            return next(answers)
+
+        run_rollout(agent, env, sample, replace(request, follow_up=past), limits, Journal())
+    return replace(request, follow_up=FollowUp(after=request.rollout_id, message=follow_up.message))
+
+
+def _answers(message: str, answer: str) -> Iterator[Completion]:
+    yield Completion(text=answer, finish_reason="stop", retokenized=True)
+    raise LostError(f"{answer[:100]!r} is not all that the agent has to say to {message[:100]!r}.")
 
 
 def _sample_nothing(request: SampleRequest) -> Completion:
@@ -279,7 +312,7 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
     if agent is None:
         return []
     try:
-        with owned_by(AgentError, "agent", agent)("trajectory"):
+        with in_agent(agent, "trajectory"):
             return list(agent.trajectory.steps)
     except AgentError:  # it failed before it had one; what failed is reported already
         return []

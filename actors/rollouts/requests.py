@@ -42,8 +42,8 @@ class PendingRollout:
 
     @property
     def after(self) -> str | None:
-        """The message that it goes on with, if it is a follow-up."""
-        return self.request.follow_up.after if self.request.follow_up else None
+        """The rollout that it goes on from, if it is a follow-up."""
+        return self.request.after
 
     def begin_with(self, beginnings: Sequence[tuple[bytes, ...]]) -> None:
         """Begin with the journal that its parent has left for it, or with the task if that has left none."""
@@ -92,11 +92,11 @@ class PastMessages:
     def before(self, request: RolloutRequest) -> tuple[PastMessage, ...] | None:
         """All messages before ``request``, the first one first; ``None`` if one of them is not there."""
         messages: list[PastMessage] = []
-        while request.follow_up is not None:
-            if request.follow_up.after not in self._messages:
+        while request.after is not None:
+            if request.after not in self._messages:
                 return None
-            self._messages.move_to_end(request.follow_up.after)
-            messages.append(self._messages[request.follow_up.after])
+            self._messages.move_to_end(request.after)
+            messages.append(self._messages[request.after])
             request = messages[-1].request
         return tuple(reversed(messages))
 

@@ -9,7 +9,7 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,13 +26,7 @@ from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
-from environments.errors import (
-    AgentError,
-    ContractError,
-    EnvironmentFailure,
-    PromptTooLongError,
-    TroupeError,
-)
+from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError, TroupeError
 from environments.types import (
     STATE_KEY,
     Action,
@@ -49,6 +43,8 @@ from policies.sampler import SampleRequest, SamplingParams, Turn
 Sample = Callable[[SampleRequest], Completion]
 OnStep = Callable[[StepEvent], None]
 """Callback with each step of an episode as soon as that has ended; it does not wait."""
+Exchanges = tuple[tuple[str, str], ...]
+"""Messages of a client, each with the agent's answer to it."""
 MAX_OBSERVATION = 20_000
 """Characters of an observation that a ``StepEvent`` holds at most."""
 
@@ -119,8 +115,10 @@ class Pair:
 class FollowUp:
     """A client's next message: the rollout ``after`` goes on with it, on the same agent and environment."""
 
-    after: str
+    after: str | None
+    """``None`` where this server has not had the conversation: a new pair replays the ``exchanges``."""
     message: str
+    exchanges: Exchanges = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +150,11 @@ class RolloutRequest:
     forked_at: ForkPoints | None = None
     """The turns at which others fork from it; ``None`` for none."""
 
+    @property
+    def after(self) -> str | None:
+        """The rollout that it goes on from, if this server has had that."""
+        return self.follow_up.after if self.follow_up else None
+
 
 def run_rollout(
     agent: BaseAgent,
@@ -172,16 +175,15 @@ def run_rollout(
         AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
         SamplerError: the policy could not be sampled.
     """
-    in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
     observation, info, earlier = _begin(agent, env, request, journal)
+    last = earlier[-1].completion if earlier else None
     most = min(limits.max_response_tokens, request.max_response_tokens or limits.max_response_tokens)
     limits = replace(limits, max_response_tokens=most)
-    budget = TokenBudget(limits, earlier[-1].completion if earlier else None)
-    with in_agent("update_from_env"):
+    budget = TokenBudget(limits, last)
+    with in_agent(agent, "update_from_env"):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
     past = PastTurns()
-    last = earlier[-1].completion if earlier else None
     too_long: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
@@ -199,13 +201,13 @@ def run_rollout(
         budget.count(completion)
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
         begun_in = {STATE_KEY: info[STATE_KEY]} if STATE_KEY in info else {}
-        with in_env("step"):
+        with in_env(env, "step"):
             outcome = journal.step(turn, env, action, take_action)
-        with in_env("snapshot"):
+        with in_env(env, "snapshot"):
             journal.record(turn, env, completion, action, outcome)
         observation, step.reward, step.done, info = outcome
         info = budget.report(info)
-        with in_agent("update_from_env"):
+        with in_agent(agent, "update_from_env"):
             agent.update_from_env(observation=observation, reward=step.reward, done=step.done, info=info)
             step.info.update({key: value for key, value in info.items() if key != STATE_KEY} | begun_in)
         if on_step is not None:
@@ -214,7 +216,7 @@ def run_rollout(
             is_cut = budget.spent and completion.finish_reason == "length"
             reason = TerminationReason.RESPONSE_BUDGET_SPENT if is_cut else TerminationReason.ENV_DONE
             break
-    with in_agent("trajectory"):
+    with in_agent(agent, "trajectory"):
         played = Trajectory(steps=agent.trajectory.steps[len(earlier) :]) if earlier else agent.trajectory
         trajectory = finish(played, request, reason)
     trajectory.masked = limits.overlong_filter and reason.is_overlong
@@ -226,14 +228,13 @@ def run_rollout(
 
 def _judge(env: BaseEnv, trajectory: Trajectory) -> None:
     """Fill in the environment's verdict on an episode that is over, and its metrics."""
-    in_env = owned_by(EnvironmentFailure, "environment", env)
     if trajectory.steps and (trajectory.steps[-1].done or not trajectory.masked):
-        with in_env("compute_final_reward"):
+        with in_env(env, "compute_final_reward"):
             judge_episode(env, trajectory)
     if trajectory.steps:
-        with in_env("is_correct"):
+        with in_env(env, "is_correct"):
             note_success(env, trajectory)
-    with in_env("compute_metrics"):
+    with in_env(env, "compute_metrics"):
         trajectory.metrics = episode_metrics(env)
 
 
@@ -241,16 +242,15 @@ def _begin(
     agent: BaseAgent, env: BaseEnv, request: RolloutRequest, journal: Journal
 ) -> tuple[Any, dict[str, Any], list[Step]]:
     """The first observation and info, and the agent's steps of earlier messages."""
-    in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
     if request.follow_up is not None:
         follow = partial(follow_up, message=request.follow_up.message)
-        with in_env("follow_up"):
+        with in_env(env, "follow_up"):
             observation, info = journal.open(env, follow, "follow_up()")
-        with in_agent("trajectory"):
+        with in_agent(agent, "trajectory"):
             return observation, info, list(agent.trajectory.steps)
-    with in_env("reset"):
+    with in_env(env, "reset"):
         observation, info = journal.open(env, reset)
-    with in_agent("reset"):
+    with in_agent(agent, "reset"):
         agent.reset()
     return observation, info, []
 
@@ -281,7 +281,7 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
 
     ``observation`` is the one that the completion answers, for an agent that leaves it out of its step.
     """
-    with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
+    with in_agent(agent, "update_from_model"):
         extras: dict[str, Any] = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
         if agent.wants_completion:
             extras["completion"] = completion
@@ -429,15 +429,20 @@ def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) 
         raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
 
 
-def owned_by(error_type: type[TroupeError], kind: str, owner: object) -> Callable[[str], Any]:
-    """A ``boundary`` for one object: a function that is called with the name of the method."""
-    return partial(boundary, error_type, kind, type(owner).__name__)
+def in_agent(agent: BaseAgent, method: str) -> AbstractContextManager[None]:
+    """A ``boundary`` around a method of the agent."""
+    return boundary(AgentError, "agent", type(agent).__name__, method)
+
+
+def in_env(env: BaseEnv, method: str) -> AbstractContextManager[None]:
+    """A ``boundary`` around a method of the environment."""
+    return boundary(EnvironmentFailure, "environment", type(env).__name__, method)
 
 
 def _request(
     request: RolloutRequest, agent: BaseAgent, turn: int, past: PastTurns, budget: TokenBudget
 ) -> SampleRequest:
-    with boundary(AgentError, "agent", type(agent).__name__, "chat_completions"):
+    with in_agent(agent, "chat_completions"):
         messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
         tools = agent.tool_schemas
         own = {"max_tokens": budget.max_tokens, **agent.sampling}

@@ -10,17 +10,16 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ray_tools.background import in_background
-from actors.ray_tools.calls import detached_call, get_or_raise, wait_or_raise
+from actors.ray_tools.calls import detached_call, get_or_raise, own_errors, wait_or_raise
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
@@ -30,7 +29,6 @@ from actors.rollouts.stream import STREAM_POLL_SECONDS, TrajectoryStream
 from actors.sampling.node_samplers import combined
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
-from environments.errors import SamplerError
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
 NAMESPACE, FLEET = "troupe", "fleet-"
@@ -38,6 +36,7 @@ NAMESPACE, FLEET = "troupe", "fleet-"
 FIRST_ACTORS = ACTORS_PER_CORE * max(0, (os.cpu_count() or 1) - 2)
 """Rollout actors that start beside the engines. Two cores are left to an engine and a learner, which start
 more slowly: on a machine with no more, all rollout actors start when the engines are up."""
+NOT_STARTED = "The sampler did not start"
 STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
 
@@ -93,7 +92,7 @@ class AsyncRolloutService:
     async def start(self, num_actors: int) -> None:
         """Return when rollouts can be requested. Raises ``SamplerError`` where there is nothing to sample."""
         await self.resize(num_actors)
-        with _sampler_errors():
+        with own_errors(NOT_STARTED):
             await self._sampler.open.remote()
 
     async def submit(self, request: RolloutRequest) -> None:
@@ -181,7 +180,7 @@ class RolloutService:
             self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
             self._server.start()
         self.start_actors(num_actors)
-        with _sampler_errors():
+        with own_errors(NOT_STARTED):
             ray.get(self._sampling.open.remote())
 
     def start_in_background(self, num_actors: int) -> None:
@@ -260,14 +259,3 @@ class RolloutService:
     def _sampling(self) -> Any:
         assert self._sampler is not None, "start() comes first"
         return self._sampler
-
-
-@contextmanager
-def _sampler_errors() -> Iterator[None]:
-    """Raise the errors of a sampler that opens as its own, and its process's death as ``SamplerError``."""
-    try:
-        yield
-    except RayTaskError as error:  # Ray's wrapper around the error of the sampler
-        raise error.cause from None
-    except RayActorError as error:
-        raise SamplerError(f"The sampler did not start: {error}") from error

@@ -154,15 +154,8 @@ class Slot:
         if sampler is None:
             return True
         connecting = asyncio.create_task(self._connect(sampler))
-        try:
-            if await self._ends_in_time(connecting, SAMPLER_RESTART_SECONDS + SLOT_ANSWER_SECONDS):
-                await connecting
-                return True
-            error: object = "its node does not answer"
-        except RayError as died:
-            error = died
-        logger.warning("A rollout actor was lost before it could sample: %s", error)
-        return False
+        seconds = SAMPLER_RESTART_SECONDS + SLOT_ANSWER_SECONDS
+        return await self._succeeds(connecting, seconds, "A rollout actor was lost before it could sample")
 
     def await_request(self) -> None:
         """Be there for the next request."""
@@ -194,14 +187,8 @@ class Slot:
         self.pair, self.state = None, SlotState.CLOSING
         assert self.place is not None
         closing: asyncio.Future[bool] = asyncio.ensure_future(self.place.close_pair())
-        try:
-            if await self._ends_in_time(closing, ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
-                return await closing
-            error: object = "its actor does not answer"
-        except RayError as died:
-            error = died
-        logger.warning("The environment of a conversation was not closed: %s", error)
-        return False
+        seconds = ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS
+        return await self._succeeds(closing, seconds, "The environment of a conversation was not closed")
 
     def end_actor(self) -> None:
         """End what plays here, if anything does."""
@@ -222,9 +209,10 @@ class Slot:
         in_time = await self._ends_in_time(answer, SLOT_ANSWER_SECONDS)
         return in_time and answer.exception() is None and not self._silence().done()
 
-    async def _connect(self, sampler: asyncio.Task[ray.actor.ActorHandle]) -> None:
+    async def _connect(self, sampler: asyncio.Task[ray.actor.ActorHandle]) -> bool:
         assert self.place is not None
         await self.place.connect(await asyncio.shield(sampler))  # other slots wait for it, too
+        return True
 
     async def _result_or_failure(
         self, running: asyncio.Future[RolloutResult], request: RolloutRequest
@@ -250,6 +238,17 @@ class Slot:
         except RayError as error:  # lost with its node, or it cannot be read in this process
             text = f"The rollout's result was lost: {error}"
         return RolloutResult(failed(request, reason, text), usable=False)
+
+    async def _succeeds(self, call: asyncio.Future[bool], seconds: float, failure: str) -> bool:
+        """The result of a call of the actor; false, and ``failure`` in the log, if none comes in time."""
+        error: object = "its actor or node does not answer"
+        try:
+            if await self._ends_in_time(call, seconds):
+                return await call
+        except RayError as died:
+            error = died
+        logger.warning("%s: %s", failure, error)
+        return False
 
     async def _ends_in_time(self, call: asyncio.Future[Any], seconds: float) -> bool:
         """True if a call of the actor ends within ``seconds``, before its node is silent."""

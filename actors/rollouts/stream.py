@@ -70,14 +70,11 @@ class TrajectoryStream:
         there = {trajectory.rollout_id: trajectory for trajectory in finished}
         incomplete = {_root(request) for request in requests if request.rollout_id not in there}
         for request in requests:
-            if _root(request) in incomplete:
-                there.pop(request.rollout_id, None)
-        for request in requests:
-            trajectory = there.get(request.rollout_id)
+            trajectory = None if _root(request) in incomplete else there[request.rollout_id]
             if trajectory is not None:
                 trajectory.task = request.task  # the run's own, not what a file has kept of it
             self._groups.setdefault(request.group_id, {})[request.rollout_id] = trajectory
-        self._send([request for request in requests if request.rollout_id not in there])
+        self._send([request for request in requests if _root(request) in incomplete])
 
     def take(self, *group_ids: str) -> TrajectoryGroup:
         """The first of the groups ``group_ids`` that is complete. Raises as ``trajectories`` does.

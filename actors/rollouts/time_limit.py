@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from actors.timing import LIMIT_REPEAT_SECONDS
@@ -54,9 +54,7 @@ class TimeLimit:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
-
 from environments.errors import ConfigError
 from environments.named_module import load_class
 from policies.agents.base import BaseAgent
-from policies.sampler import Sampler, SamplerDefaults
+from policies.sampler import Sampler
 
 SAMPLERS = {
     "openai": "policies.openai_sampler:OpenAISampler",
@@ -21,20 +17,6 @@ SAMPLERS = {
 def sampler_class(engine_name: str) -> type[Sampler]:
     """The sampler of that name, or of "module:Class". Raises ``ConfigError`` if there is none."""
     return load_class("engine_name", engine_name, SAMPLERS, Sampler)
-
-
-def sampler_factory(
-    sampler: type[Sampler], given: Mapping[str, Any], defaults: SamplerDefaults
-) -> Callable[[], Sampler]:
-    """A function that makes the sampler, in whichever process calls it.
-
-    Args:
-        given: ``rollout_engine_args``.
-
-    Raises:
-        ConfigError: an argument is unknown, missing or impossible.
-    """
-    return partial(sampler, **sampler.arguments(given, defaults))
 
 
 def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:

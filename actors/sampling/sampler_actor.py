@@ -6,7 +6,6 @@ Rollout actors stay light because everything that needs a tokenizer lives here.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from environments.types import Completion
 from policies.sampler import QueueStatus, Sampler, SampleRequest, TokenOutput, TokenRequest, check_logprobs
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _WaitingSample:
     """Call of ``sample`` that waits."""
 
@@ -42,8 +41,7 @@ class SamplerActor:
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
         self._make_sampler = make_sampler
         self._sampler = make_sampler()
-        self._open: dict[int, _WaitingSample] = {}
-        self._numbers = itertools.count()
+        self._open: set[_WaitingSample] = set()
 
     async def recipe(self) -> Callable[[], Sampler] | None:
         """Return ``make_sampler``, for the actors of other nodes; ``None`` where they are to use this one."""
@@ -60,11 +58,10 @@ class SamplerActor:
             SamplerError: ``cancel`` was called, or the server has failed.
             As ``Sampler.sample`` does, and ``LogprobError``.
         """
-        number = next(self._numbers)
         await self._sampler.open()  # where Ray has started this actor anew, nothing else does
-        call = self._open[number] = _WaitingSample(
-            request.session_id, time.monotonic(), asyncio.ensure_future(self._sampler.sample(request))
-        )
+        answer = asyncio.ensure_future(self._sampler.sample(request))
+        call = _WaitingSample(request.session_id, time.monotonic(), answer)
+        self._open.add(call)
         try:
             completion = await call.answer
         except asyncio.CancelledError:
@@ -72,7 +69,7 @@ class SamplerActor:
                 raise
             raise SamplerError("The rollout was cancelled.") from None
         finally:
-            del self._open[number]
+            self._open.discard(call)
         check_logprobs(completion.logprobs, self._sampler.source)
         return completion
 
@@ -88,7 +85,7 @@ class SamplerActor:
 
     async def cancel(self, session_id: str) -> None:
         """End the calls of ``sample`` that wait for this conversation."""
-        for call in self._open.values():
+        for call in self._open:
             if call.session_id == session_id:
                 call.is_cancelled = True
                 call.answer.cancel()
@@ -96,7 +93,7 @@ class SamplerActor:
     async def waiting(self) -> dict[str, float]:
         """The conversations that wait for a completion, and for how many seconds."""
         now = time.monotonic()
-        return {call.session_id: now - call.since for call in self._open.values()}
+        return {call.session_id: now - call.since for call in self._open}
 
     async def status(self) -> QueueStatus | None:
         """See ``Sampler.status``."""

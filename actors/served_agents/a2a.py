@@ -118,9 +118,8 @@ class A2AFrontend:
             *create_jsonrpc_routes(handler, "/", caller),
             *create_rest_routes(handler, caller),
         ]
-        return [
-            route for route in routes if isinstance(route, Route)
-        ]  # the rest is for tenants: here are none
+        # The rest is for tenants: here are none.
+        return [route for route in routes if isinstance(route, Route)]
 
     def _card(self, name: str, url: str, description: str) -> AgentCard:
         skill = AgentSkill(id="answer", name="answer", description=description, tags=["agent"])

@@ -7,11 +7,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
 
-from actors.ray_tools.calls import detached_call
+from actors.ray_tools.calls import detached_call, own_errors
 from actors.served_agents.idempotency import Part
-from environments.errors import SamplerError
 from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext
 from policies.agent_api.responses import ResponseStore
 from policies.sampler import SamplingParams
@@ -71,9 +69,5 @@ class _Part:
 
 
 async def _answer(call: Awaitable[T]) -> T:
-    try:
+    with own_errors("The agents have ended"):
         return await call
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayError as error:
-        raise SamplerError(f"The agents have ended: {error}") from error

@@ -93,7 +93,8 @@ class Place:
         return self.rollout_id == self.conversation.newest and not self.conversation.is_busy
 
 
-Places = OrderedDict[tuple[str, str], Place]
+Places = OrderedDict[str, Place]
+"""Places by the name of a session, the id of a response, or the digest of a history with a rollout."""
 
 
 class Conversations:
@@ -108,8 +109,8 @@ class Conversations:
 
     def __init__(self, waits: bool, most: int = MAX_STORED, replays: bool = False) -> None:
         self._waits, self._most, self._replays = waits, most, replays
-        self._places: defaultdict[str, Places] = defaultdict(OrderedDict)
-        """Places by owner, and then by kind and name."""
+        self._places: defaultdict[tuple[str, str], Places] = defaultdict(OrderedDict)
+        """Places by owner and kind of name: session, response or history."""
         self._forgotten: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Sessions, by owner and name, that must not begin anew as if nothing had been said."""
 
@@ -125,18 +126,18 @@ class Conversations:
                     "previous_response_id and a session both say which conversation goes on: send one.",
                     param="previous_response_id",
                 )
-            places, name = self._places[context.owner], ("response", context.after)
-            if name not in places and (place := self._by_history(context)) is not None:
-                return place
-            if name not in places:
+            places = self._places[context.owner, "response"]
+            if context.after not in places:
+                if (place := self._by_history(context)) is not None:
+                    return place
                 raise InvalidRequestError(
                     f"There is no response {context.after!r} to go on from: it was never made, made with "
                     f"store=false, deleted, or forgotten after {self._most} newer ones.",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            places.move_to_end(name)
-            return places[name]
+            places.move_to_end(context.after)
+            return places[context.after]
         if context.session is None:
             if context.earlier == BEGINNING:
                 return Place(Conversation(self._waits))
@@ -148,18 +149,18 @@ class Conversations:
         check_name("The session", context.session)
         if (context.owner, context.session) in self._forgotten:
             raise lost(f"the server has forgotten this session after {self._most} newer conversations.")
-        places, name = self._places[context.owner], ("session", context.session)
-        if name not in places:
-            self._add(context.owner, name, Place(Conversation(self._waits)))
-        places.move_to_end(name)
-        return places[name]
+        places = self._places[context.owner, "session"]
+        if context.session not in places:
+            self._add(context.owner, "session", context.session, Place(Conversation(self._waits)))
+        places.move_to_end(context.session)
+        return places[context.session]
 
     def _by_history(self, context: RequestContext) -> Place | None:
         """Find the newest conversation with this history that has not gone on since."""
         if context.earlier == BEGINNING:
             return None
-        places = self._places[context.owner]
-        found = [name for name in places if name[0] == "history" and name[1].startswith(context.earlier)]
+        places = self._places[context.owner, "history"]
+        found = [name for name in places if name.startswith(context.earlier)]
         if not found:
             return None
         waiting = (name for name in reversed(found) if places[name].is_newest)
@@ -175,14 +176,13 @@ class Conversations:
         # After a response a client need not send all that was said, so that its history is that of others.
         says_all = context.after is None or context.earlier != BEGINNING
         if context.keeps_history and context.session is None and says_all:
-            name = ("history", f"{history} {rollout_id}")
-            self._add(context.owner, name, Place(conversation, rollout_id))
+            self._add(context.owner, "history", f"{history} {rollout_id}", Place(conversation, rollout_id))
         if context.can_be_followed:
-            self._add(context.owner, ("response", context.answer_id), Place(conversation, rollout_id))
+            self._add(context.owner, "response", context.answer_id, Place(conversation, rollout_id))
 
     def end_response(self, owner: str, response_id: str) -> str | None:
         """Let no message come after a response; return its rollout if it is its conversation's newest."""
-        place = self._places[owner].pop(("response", response_id), None)
+        place = self._places[owner, "response"].pop(response_id, None)
         if place is None or place.rollout_id != place.conversation.newest:
             return None
         return place.rollout_id
@@ -195,25 +195,24 @@ class Conversations:
             ConflictError: a message of it is under way.
         """
         self._forgotten.pop((owner, session), None)
-        places, name = self._places[owner], ("session", session)
-        if name not in places:
+        places = self._places[owner, "session"]
+        if session not in places:
             raise NotFoundError(
                 f"There is no session {session!r}: no message has named it, it was closed, or {self._most} "
                 "newer conversations have come since.",
                 code="session_not_found",
             )
-        places[name].conversation.check_idle()
-        return places.pop(name).conversation.newest
+        places[session].conversation.check_idle()
+        return places.pop(session).conversation.newest
 
-    def _add(self, owner: str, name: tuple[str, str], place: Place) -> None:
-        places = self._places[owner]
+    def _add(self, owner: str, kind: str, name: str, place: Place) -> None:
+        places = self._places[owner, kind]
         places[name] = place
-        same_kind = [each for each in places if each[0] == name[0]]
-        idle = (each for each in same_kind if each != name and not places[each].conversation.is_busy)
-        for oldest in islice(idle, max(0, len(same_kind) - self._most)):
+        idle = (each for each in places if each != name and not places[each].conversation.is_busy)
+        for oldest in list(islice(idle, max(0, len(places) - self._most))):
             del places[oldest]
-            if oldest[0] == "session":
-                self._forgotten[owner, oldest[1]] = None
+            if kind == "session":
+                self._forgotten[owner, oldest] = None
         while len(self._forgotten) > MAX_FORGOTTEN:
             self._forgotten.popitem(last=False)
 

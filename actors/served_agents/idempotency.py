@@ -88,36 +88,27 @@ class IdempotentAnswers:
             KeyReusedError: the key came with another body before.
             The error that has ended the episode.
         """
-        answer = self._find(context)
-        if answer is None:
-            answer = self._start(context, parts)
-        else:
-            yield ReplayedAnswer(answer.context.answer_id, answer.context.created)
-        async with aclosing(answer.play()) as answer_parts:
-            async for part in answer_parts:
-                yield part
-
-    def _find(self, context: RequestContext) -> IdempotentAnswer | None:
         assert context.idempotency is not None
         key = context.idempotency.key
         check_name("The idempotency key", key)
         answer = self._answers.kept(context.owner, key)
-        if answer is not None and answer.context.idempotency != context.idempotency:
+        if answer is None:
+            answer = IdempotentAnswer(context)
+            self._answers.keep(context.owner, key, answer)
+            task = asyncio.create_task(self._record(answer, key, parts))
+            self._tasks.add(task)  # asyncio itself keeps no reference to a running task
+            task.add_done_callback(self._tasks.discard)
+        elif answer.context.idempotency != context.idempotency:
             raise KeyReusedError(
                 f"The Idempotency-Key {key!r} came with another body before: send a new "
                 "key, or the same body.",
                 code="idempotency_key_reused",
             )
-        return answer
-
-    def _start(self, context: RequestContext, parts: AsyncGenerator[Part, None]) -> IdempotentAnswer:
-        assert context.idempotency is not None
-        answer = IdempotentAnswer(context)
-        self._answers.keep(context.owner, context.idempotency.key, answer)
-        task = asyncio.create_task(self._record(answer, parts))
-        self._tasks.add(task)  # asyncio itself keeps no reference to a running task
-        task.add_done_callback(self._tasks.discard)
-        return answer
+        else:
+            yield ReplayedAnswer(answer.context.answer_id, answer.context.created)
+        async with aclosing(answer.play()) as answer_parts:
+            async for part in answer_parts:
+                yield part
 
     def forget_answer(self, owner: str, answer_id: str) -> None:
         """The client has deleted an answer: a request that repeats its own does not bring it back."""
@@ -129,10 +120,7 @@ class IdempotentAnswers:
         answers = self._answers.all_kept(owner)
         return any(each.is_forgotten and each.context.answer_id == answer_id for each in answers)
 
-    async def _record(self, answer: IdempotentAnswer, parts: AsyncGenerator[Part, None]) -> None:
-        if await answer.record(parts):
-            return
-        assert answer.context.idempotency is not None
-        owner, key = answer.context.owner, answer.context.idempotency.key
-        if self._answers.kept(owner, key) is answer:
+    async def _record(self, answer: IdempotentAnswer, key: str, parts: AsyncGenerator[Part, None]) -> None:
+        owner = answer.context.owner
+        if not await answer.record(parts) and self._answers.kept(owner, key) is answer:
             self._answers.forget(owner, key)

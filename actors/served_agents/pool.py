@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from actors.rollouts.fleet_report import NoActorWarning
-from actors.rollouts.replay import replay_request
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import AsyncRolloutService
@@ -19,7 +19,6 @@ from actors.served_agents.conversations import Conversation, Conversations, chec
 from actors.served_agents.idempotency import IdempotentAnswers, Part
 from actors.served_agents.messages import Events, Messages
 from actors.served_agents.recorder import AnswerRecorder
-from actors.served_agents.responses import Responses
 from actors.served_agents.store import PerKeyLRU
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
@@ -39,6 +38,52 @@ SCALING_SECONDS = 1.0
 """Seconds between two autoscaling decisions."""
 STARTING_SECONDS = 2
 """Seconds after which a client may try again while the agents start."""
+
+
+@dataclass(slots=True)
+class Responses:
+    """Responses of every key, and what ends with them: the pool's side of a ``ResponseStore``.
+
+    Args:
+        conversations: of which a response is a place.
+        answers: those that are repeated by their idempotency keys.
+        messages: whose answers responses are.
+        service: has the environments that wait for a message after a rollout.
+    """
+
+    conversations: Conversations
+    answers: IdempotentAnswers
+    messages: Messages
+    service: AsyncRolloutService
+    _responses: PerKeyLRU[dict[str, Any]] = field(default_factory=PerKeyLRU)
+
+    def keep(self, owner: str, response: dict[str, Any]) -> None:
+        """Keep a response, unless its client has deleted it."""
+        if not self.answers.is_forgotten(owner, response["id"]):
+            self._responses.keep(owner, response["id"], response)
+
+    def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
+        """The response of this id, if it is kept and belongs to ``owner``."""
+        return self._responses.kept(owner, response_id)
+
+    def forget(self, owner: str, response_id: str) -> bool:
+        """Forget a response, and close the environment that waits for a message after it."""
+        self._close_after(self.conversations.end_response(owner, response_id))
+        if was_kept := self._responses.forget(owner, response_id):
+            self.answers.forget_answer(owner, response_id)
+        return was_kept
+
+    def withdraw(self, owner: str, response_id: str) -> bool:
+        """End the message that this is to be the response of; return whether it had not ended."""
+        return self.messages.withdraw(owner, response_id)
+
+    def end_session(self, owner: str, session: str) -> None:
+        """Close the environment of a session, whose name is free then. Raises as ``Conversations`` does."""
+        self._close_after(self.conversations.end_session(owner, session))
+
+    def _close_after(self, rollout_id: str | None) -> None:
+        if rollout_id is not None:
+            self.service.forget(rollout_id)
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -145,10 +190,10 @@ class AgentPool:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
-                recording = None
-                if self._recorder is not None:
-                    recording = await self._recorder.begin(context, rollout_id, after)
-                    yield RecordingNotice(recording.is_open)
+                recorder, recorded = self._recorder, None
+                if recorder is not None:
+                    recorded = await recorder.begin(context, after)
+                    yield RecordingNotice(recorded is not None)
                 request = self._request(rollout_id, message, params, context, after)
                 async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
@@ -156,7 +201,7 @@ class AgentPool:
                             answer = part.steps[-1].model_response
                             history = with_message(context.history, "assistant", answer)
                             self._conversations.advance(conversation, rollout_id, context, history)
-                            if recording and recording.is_open and not await recording.write(part):
+                            if recorder and recorded and not await recorder.write(recorded, part):
                                 yield RecordingNotice(False)
                         yield part
 
@@ -171,19 +216,19 @@ class AgentPool:
         is_kept = self._pair.env_class.takes_follow_ups() and (
             context.can_be_followed or context.keeps_history or context.session is not None
         )
-        is_replayed = after is None and bool(context.exchanges)
-        first = context.exchanges[0][0] if is_replayed else message
-        request = RolloutRequest(
+        exchanges = context.exchanges if after is None else ()
+        goes_on = after is not None or bool(exchanges)
+        first = exchanges[0][0] if exchanges else message
+        return RolloutRequest(
             rollout_id=rollout_id,
             group_id=rollout_id.partition("/")[0],
             task=self._task(first) if after is None else {"message": message},
             params=params.replace(max_tokens=None),
             max_response_tokens=params.max_tokens,
             seed=params.seed,
-            follow_up=None if after is None else FollowUp(after=after, message=message),
+            follow_up=FollowUp(after=after, message=message, exchanges=exchanges) if goes_on else None,
             keep_seconds=self._keep_seconds if is_kept else None,
         )
-        return replay_request(request, context.exchanges, message) if is_replayed else request
 
     async def _episode(self, request: RolloutRequest, events: Events) -> AsyncGenerator[Part, None]:
         steps: list[StepEvent] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -23,32 +22,6 @@ MAX_PLACES = 100_000
 """Answers that a later one may follow and be recorded."""
 
 
-@dataclass(frozen=True)
-class AnswerRecording:
-    """Recording of one answer, which is written when the answer is there.
-
-    Args:
-        answer: that it is of; ``None`` if nothing is to be written.
-    """
-
-    recorder: AnswerRecorder
-    rollout_id: str
-    answer: RecordedAnswer | None
-
-    @property
-    def is_open(self) -> bool:
-        """True if it is to be written."""
-        return self.answer is not None
-
-    async def write(self, trajectory: Trajectory) -> bool:
-        """Write the answer, and return whether it is on disk. An answer goes out without that too."""
-        assert self.answer is not None
-        is_written = await write_recording(self.recorder.recordings, self.answer, trajectory)
-        if is_written:
-            self.recorder.note_place(self.rollout_id, self.answer.answer_id)
-        return is_written
-
-
 class AnswerRecorder:
     """Recorder of the answers of one agent.
 
@@ -61,30 +34,33 @@ class AnswerRecorder:
     """
 
     def __init__(self, recordings: Recordings, model: str) -> None:
-        self.recordings, self._model = recordings, model
+        self._recordings, self._model = recordings, model
         self._answers: OrderedDict[str, str] = OrderedDict()
         """Ids of recorded answers by their rollouts."""
 
-    async def begin(self, context: RequestContext, rollout_id: str, after: str | None) -> AnswerRecording:
-        """The recording of the answer to a message that follows the rollout ``after``."""
+    async def begin(self, context: RequestContext, after: str | None) -> RecordedAnswer | None:
+        """The answer to come to a message that follows the rollout ``after``, if it may be recorded."""
         before = None if after is None else self._answers.get(after)
-        is_open = context.may_be_recorded and (after is None or before is not None)
-        if is_open and before is not None:
-            is_open = await asyncio.to_thread(self.recordings.has, before)
-        answer = RecordedAnswer(
+        if not context.may_be_recorded or (after is not None and before is None):
+            return None
+        if before is not None and not await asyncio.to_thread(self._recordings.has, before):
+            return None
+        return RecordedAnswer(
             answer_id=context.answer_id,
             owner=context.owner,
             model=self._model,
             created=context.created,
             after=before,
         )
-        return AnswerRecording(self, rollout_id, answer if is_open else None)
 
-    def note_place(self, rollout_id: str, answer_id: str) -> None:
-        """Remember that an answer is recorded, for those that follow it."""
-        self._answers[rollout_id] = answer_id
-        if len(self._answers) > MAX_PLACES:
-            self._answers.popitem(last=False)
+    async def write(self, answer: RecordedAnswer, trajectory: Trajectory) -> bool:
+        """Write an answer that has come, and return whether it is on disk. It goes out without that too."""
+        is_written = await write_recording(self._recordings, answer, trajectory)
+        if is_written:
+            self._answers[trajectory.rollout_id] = answer.answer_id
+            if len(self._answers) > MAX_PLACES:
+                self._answers.popitem(last=False)
+        return is_written
 
 
 async def write_recording(recordings: Recordings, answer: RecordedAnswer, trajectory: Trajectory) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ray import serve
@@ -20,11 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from actors.serving.address import public_address, public_path
 from actors.serving.errors import error_body, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS, HttpMiddleware
-from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, sent_keys, served_hosts
+from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts, unknown_key
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
 from policies.model_api.dialects.errors import HttpError, status_of
@@ -37,6 +37,7 @@ OPEN_FOR_EACH_SAMPLED = 4
 """Open requests of a replica for each answer that it may sample: the others wait, or are being sent."""
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
+PROXY_PREFIX = re.compile(r"(/[\w.~-]+)*/?")
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 SHOWN_HEADERS = "x-policy-version, x-troupe-recorded, x-dropped-fields, retry-after, mcp-session-id"
 CORS_SECONDS = "600"
@@ -126,7 +127,9 @@ class Access:
         access = config.access
         self.metrics = Metrics()
         self.max_request_seconds = access.max_request_seconds
-        self._public_url, self.path = access.public_url, public_path(access.public_url)
+        self._public_url = access.public_url
+        self.path = urlsplit(access.public_url or "").path.rstrip("/")
+        """The path of that address, which a proxy may leave in the requests that it sends on."""
         self._max_open_requests = OPEN_FOR_EACH_SAMPLED * access.max_sampled_answers
         self._num_open = 0
         self._hosts = served_hosts(config)
@@ -148,8 +151,19 @@ class Access:
         }
 
     def address_for(self, request: Request) -> str:
-        """The address by which a client reaches the server, without a slash at its end."""
-        return public_address(request, self._public_url)
+        """The address by which a client reaches the server's root, without a slash at its end.
+
+        It is that among ``server.access.hosts``, else the one that the client has sent its request to, with
+        the prefix and the scheme that a proxy says it has taken off.
+        """
+        if self._public_url is not None:
+            return self._public_url.rstrip("/")
+        base = request.base_url
+        scheme = request.headers.get("x-forwarded-proto", base.scheme)
+        if scheme in ("http", "https"):
+            base = base.replace(scheme=scheme)
+        prefix = request.headers.get("x-forwarded-prefix", "")
+        return str(base).rstrip("/") + (prefix.rstrip("/") if PROXY_PREFIX.fullmatch(prefix) else "")
 
     @contextmanager
     def admitted(self, path: str, headers: Headers) -> Iterator[Caller]:
@@ -201,14 +215,8 @@ class Access:
             self._use(keys)
         if not self._needs_key:
             return self._anybody
-        names = (self._keys.name_of(key.encode("latin-1")) for key in sent_keys(headers))
-        name = next((name for name in names if name is not None), None)
-        if name is None:
-            raise HttpError(
-                401,
-                "Send a key of this server, as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-                code="invalid_api_key",
-            )
+        if (name := self._keys.sender(headers)) is None:
+            raise unknown_key("Send a key of this server")
         return self._callers[name]
 
 
@@ -219,8 +227,7 @@ class AccessControl(HttpMiddleware):
         access: Access = serve.get_replica_context().servable_object.access
         scope = _as_served(scope, access.path)
         headers = Headers(scope=scope)
-        start = time.monotonic()
-        answer = _Answer(_allow_page(access.page_of(headers), send), lambda: time.monotonic() - start)
+        answer = _Answer(send, access.page_of(headers))
         name = None
         access.metrics.begin()
         try:
@@ -239,7 +246,7 @@ class AccessControl(HttpMiddleware):
             answer.status = answer.status or status_of(error)
             raise
         finally:
-            seconds = time.monotonic() - start
+            seconds = time.monotonic() - answer.start
             access.metrics.end(scope, answer.status, name, seconds)
             if answer.first_seconds is not None:
                 access.metrics.first_event(scope, answer.first_seconds)
@@ -301,29 +308,15 @@ async def _answer_preflight(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(status_code=204, headers=headers)(scope, receive, send)
 
 
-def _allow_page(origin: str | None, send: Send) -> Send:
-    """``send``, which lets the page ``origin`` read the answer."""
-    if origin is None:
-        return send
-
-    async def allowing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = SHOWN_HEADERS
-            headers.add_vary_header("origin")
-        await send(message)
-
-    return allowing
-
-
 @dataclass(slots=True)
 class _Answer:
     """Answer as far as it was sent to the client."""
 
     sender: Send
-    seconds: Callable[[], float]
-    """Tells how long ago the request came."""
+    page: str | None
+    """The page in a browser that may read it."""
+    start: float = field(default_factory=time.monotonic)
+    """The time at which the request came."""
     status: int | None = None
     is_stream: bool = False
     """True for a stream of events."""
@@ -332,10 +325,15 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
             self.status = message["status"]
-            self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+            self.is_stream = headers.get("content-type", "").startswith(EVENTS)
+            if self.page is not None:
+                headers["access-control-allow-origin"] = self.page
+                headers["access-control-expose-headers"] = SHOWN_HEADERS
+                headers.add_vary_header("origin")
         elif self.is_stream and self.first_seconds is None:
-            self.first_seconds = self.seconds()
+            self.first_seconds = time.monotonic() - self.start
         await self.sender(message)
 
     async def end(self, error: RequestError, scope: Scope, receive: Receive) -> None:

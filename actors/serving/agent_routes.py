@@ -6,47 +6,27 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from ray import serve
 
-from actors.served_agents.protocols import CARD_PATH, ServedAgents, agent_path
-from actors.serving.http import request_context
-from actors.serving.stored_responses import SharedResponses
+from actors.served_agents.protocols import CARD_PATH, agent_path
+from actors.serving.http import replica, request_context
 from policies.agent_api.responses import has_ended
 from policies.model_api.errors import InvalidRequestError
 
 JSON_RPC = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "jsonrpc": {"const": "2.0"},
-                        "id": {"type": ["string", "integer", "null"]},
-                        "method": {"type": "string"},
-                        "params": {"type": "object"},
-                    },
-                    "required": ["jsonrpc", "method"],
-                }
-            }
-        },
-    }
+    "type": "object",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer", "null"]},
+        "method": {"type": "string"},
+        "params": {"type": "object"},
+    },
+    "required": ["jsonrpc", "method"],
 }
-"""Schema of a JSON-RPC 2.0 body, as A2A and MCP have it, for the description of the endpoint."""
+"""Schema of a JSON-RPC 2.0 body, as A2A and MCP have it."""
+JSON_RPC_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": JSON_RPC}}}}
+"""The body in the description of the endpoint."""
 
 agent_routes = APIRouter()
-
-
-def _agents() -> ServedAgents:
-    agents: ServedAgents = serve.get_replica_context().servable_object.agents
-    return agents
-
-
-def _stored() -> SharedResponses:
-    """The responses of the policy, which are found at the same addresses as those of agents."""
-    responses: SharedResponses = serve.get_replica_context().servable_object.responses
-    return responses
 
 
 @agent_routes.get("/v1/responses/{response_id}")
@@ -57,50 +37,50 @@ async def response(response_id: str, request: Request, stream: bool | None = Non
             param="stream",
         )
     owner = request_context(request).owner
-    kept = await _stored().kept(owner, response_id)
-    return await _agents().responses.retrieve(response_id, owner) if kept is None else kept[0]
+    kept = await replica().responses.kept(owner, response_id)
+    return await replica().agents.responses.retrieve(response_id, owner) if kept is None else kept[0]
 
 
 @agent_routes.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
     owner = request_context(request).owner
-    if await _stored().forget(owner, response_id):
+    if await replica().responses.forget(owner, response_id):
         return {"id": response_id, "object": "response.deleted", "deleted": True}
-    return await _agents().responses.delete(response_id, owner)
+    return await replica().agents.responses.delete(response_id, owner)
 
 
 @agent_routes.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
     owner = request_context(request).owner
-    if await _stored().kept(owner, response_id) is not None:
+    if await replica().responses.kept(owner, response_id) is not None:
         raise has_ended(response_id)
-    return await _agents().responses.cancel(response_id, owner)
+    return await replica().agents.responses.cancel(response_id, owner)
 
 
 @agent_routes.delete("/v1/sessions/{session:path}")
 async def delete_session(session: str, request: Request) -> dict[str, Any]:
-    return await _agents().responses.end_session(session, request_context(request).owner)
+    return await replica().agents.responses.end_session(session, request_context(request).owner)
 
 
 @agent_routes.get(CARD_PATH)
 async def only_card(request: Request) -> Response:
     """The A2A card of the agent, where one is served."""
-    return await card(_agents().only_agent(), request)
+    return await card(replica().agents.only_agent(), request)
 
 
 @agent_routes.get(f"{agent_path('{name}')}{CARD_PATH}")
 async def card(name: str, request: Request) -> Response:
     """The A2A card of an agent, with the address by which clients reach it."""
-    agents = _agents()
+    agents = replica().agents
     agent = agents.agent(name)
-    url = serve.get_replica_context().servable_object.access.address_for(request) + agent_path(name)
+    url = replica().access.address_for(request) + agent_path(name)
     return await agents.a2a.card(agent, url, request)
 
 
-@agent_routes.post(agent_path("{name}"), openapi_extra=JSON_RPC)
+@agent_routes.post(agent_path("{name}"), openapi_extra=JSON_RPC_BODY)
 async def a2a(name: str, request: Request) -> Response:
     """A2A over JSON-RPC."""
-    agents = _agents()
+    agents = replica().agents
     return await agents.a2a.answer(agents.agent(name), "/", request)
 
 
@@ -109,7 +89,7 @@ async def a2a(name: str, request: Request) -> Response:
 @agent_routes.delete(agent_path("{name}") + "/{path:path}")
 async def a2a_rest(name: str, path: str, request: Request) -> Response:
     """A2A over HTTP and JSON: ``message:send``, ``message:stream``, ``tasks`` and ``tasks/{id}:cancel``."""
-    agents = _agents()
+    agents = replica().agents
     try:  # the SDK takes this for a fault of its own
         (await request.body()).decode()
     except UnicodeDecodeError as error:
@@ -119,7 +99,7 @@ async def a2a_rest(name: str, path: str, request: Request) -> Response:
     return await agents.a2a.answer(agents.agent(name), f"/{path}", request)
 
 
-@agent_routes.post("/mcp", openapi_extra=JSON_RPC)
+@agent_routes.post("/mcp", openapi_extra=JSON_RPC_BODY)
 async def mcp() -> Response:
     """MCP over streamable HTTP: a tool for each agent."""
-    return _agents().tools.answer()
+    return replica().agents.tools.answer()

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from ray import serve
 
 from actors.served_agents.recorder import write_recording
-from actors.serving.http import request_context
+from actors.serving.http import replica, request_context
 from environments.data.recordings import MAX_COMMENT, Feedback, RecordedAnswer, Recordings
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.model_api.errors import ConflictError, NotFoundError
@@ -164,7 +163,7 @@ async def _of_owner(request: Request, answer_id: str, work: Callable[[Recordings
 
 
 def _recordings(answer_id: str) -> Recordings:
-    recordings: Recordings | None = serve.get_replica_context().servable_object.recordings
+    recordings = replica().recordings
     if recordings is None:
         raise NotFoundError(
             f"{answer_id[:100]!r} is not recorded: this server keeps no answers. Who serves sets "

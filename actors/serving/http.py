@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
+from ray import serve
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from actors.served_agents.protocols import ServedAgents
 from actors.served_agents.recorder import RECORDED_HEADER, may_be_recorded
-from actors.serving.access import AccessControl
+from actors.serving.access import Access, AccessControl
 from actors.serving.errors import error_response, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import AdmissionPacing, HttpMiddleware
+from actors.serving.pinned import PinnedClient
+from actors.serving.stored_responses import SharedResponses
 from environments.command_name import command_name
+from environments.data.recordings import Recordings
 from environments.errors import TroupeError
 from policies.agent_api.context import IdempotencyKey, RequestContext
 from policies.model_api.dialects.base import DONE, Dialect, Json
 from policies.model_api.dialects.errors import HttpError, openai_error
 from policies.model_api.errors import RequestError, invalid_body
+from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 
 
@@ -73,6 +80,7 @@ http.add_middleware(AdmissionPacing)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)
+@http.exception_handler(Exception)  # clients expect this form too; Starlette writes the traceback to the log
 async def _error(request: Request, error: Exception) -> JSONResponse:
     return error_response(error, request.scope["path"])
 
@@ -97,10 +105,23 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     return await _error(request, HttpError(error.status_code, f"{error.detail}."))
 
 
-@http.exception_handler(Exception)
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """Clients expect the form of an error here too; Starlette writes the traceback to the log."""
-    return await _error(request, error)
+class Replica(Protocol):
+    """Parts of a ``PolicyServer`` that its routes need."""
+
+    access: Access
+    openai: OpenAIFrontend
+    pinned: Mapping[str, PinnedClient]
+    """Versions beside the present one, by name."""
+    agents: ServedAgents
+    responses: SharedResponses
+    """Responses of the policy, which are found at the same addresses as those of agents."""
+    recordings: Recordings | None
+
+
+def replica() -> Replica:
+    """The replica that answers here."""
+    present: Replica = serve.get_replica_context().servable_object
+    return present
 
 
 def request_context(request: Request) -> RequestContext:

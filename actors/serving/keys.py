@@ -11,15 +11,15 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from actors.serving.address import check_public_url
 from actors.settings import ServerConfig
 from environments.bounds import Bound, check_choice
 from environments.errors import ConfigError
+from policies.model_api.dialects.errors import HttpError
 
 logger = logging.getLogger("ray.serve")
 
@@ -30,6 +30,8 @@ MIN_KEY_CHARACTERS = 16
 """A digest of a shorter key could be found by trying."""
 WILDCARDS = ("", "0.0.0.0", "::")
 """Hosts that stand for all addresses of a machine."""
+PlacedKey = tuple[str, str, bytes]
+"""The place where a key stands, for errors; its name, and its digest."""
 _NAME = re.compile(r"[\w.@-]{1,64}")
 
 
@@ -39,8 +41,8 @@ class ApiKeys:
 
     digests: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 of each key, by the key's name."""
-    of_file: frozenset[str] = field(default=frozenset(), compare=False)
-    """The names that ``server.access.keys_file`` has given."""
+    of_variable: tuple[PlacedKey, ...] = field(default=(), compare=False)
+    """Keys that are not from ``server.access.keys_file``."""
     file: str | None = field(default=None, compare=False)
     """Path of that file, absolute: a replica may work in another folder."""
 
@@ -57,6 +59,11 @@ class ApiKeys:
                 found = name
         return found
 
+    def sender(self, headers: Mapping[str, str]) -> str | None:
+        """The name of the first known key that a request brings."""
+        names = (self.name_of(key.encode("latin-1")) for key in sent_keys(headers))
+        return next((name for name in names if name is not None), None)
+
 
 class KeysFile:
     """``server.access.keys_file``, read anew when it has changed. A replica on a machine that has no such
@@ -68,11 +75,8 @@ class KeysFile:
     """
 
     def __init__(self, path: str, keys: ApiKeys) -> None:
-        self._path = path
+        self._path, self._of_variable = path, keys.of_variable
         self._stamp: tuple[int, int, int] | None = None
-        self._others = [
-            (KEYS_VARIABLE, name, keys.digests[name]) for name in keys.digests.keys() - keys.of_file
-        ]
 
     def changed(self) -> ApiKeys | None:
         """The keys that hold from now on; ``None`` where they are the same as before."""
@@ -85,10 +89,16 @@ class KeysFile:
             return None
         self._stamp = stamp
         try:
-            return _with_file(self._others, self._path)
+            return _with_file(self._of_variable, self._path)
         except ConfigError as error:
             logger.error("The keys stay as they are: %s", error)
             return None
+
+
+def unknown_key(remedy: str) -> HttpError:
+    """The error for a request whose key, if it has one, opens nothing here."""
+    text = f"{remedy}, as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    return HttpError(401, text, code="invalid_api_key")
 
 
 def sent_keys(headers: Mapping[str, str]) -> list[str]:
@@ -166,20 +176,37 @@ def served_hosts(config: ServerConfig) -> set[str]:
     return {hostname(given) for given in (config.http_host, *names, public)} - set(WILDCARDS)
 
 
+def check_public_url(public_url: str | None) -> None:
+    """Raise ``ConfigError`` where the address of a proxy among ``server.access.hosts`` is none."""
+    if public_url is None:
+        return
+    try:
+        parts = urlsplit(public_url)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(
+            f"server.access.hosts has {public_url}, which is no address: write it like https://my.example/troupe."
+        )
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(
+            f"server.access.hosts has {public_url}: leave out /v1, which clients put behind it."
+        )
+
+
 def read_keys(keys_file: str | None) -> ApiKeys:
     """The keys of ``TROUPE_API_KEYS`` and of ``server.access.keys_file``.
 
     Raises:
         ConfigError: a key cannot be used, or two have the same name. The message holds no key.
     """
-    return _with_file(_from_variable(os.environ.get(KEYS_VARIABLE, "")), keys_file)
+    return _with_file(tuple(_from_variable(os.environ.get(KEYS_VARIABLE, ""))), keys_file)
 
 
-def _with_file(others: Iterable[tuple[str, str, bytes]], keys_file: str | None) -> ApiKeys:
-    """``others`` and the keys of the file, each with the place that errors name."""
-    of_file = list(_from_file(keys_file))
+def _with_file(of_variable: tuple[PlacedKey, ...], keys_file: str | None) -> ApiKeys:
+    """The keys ``of_variable`` and those of the file."""
     digests: dict[str, bytes] = {}
-    for place, name, digest in (*others, *of_file):
+    for place, name, digest in (*of_variable, *_from_file(keys_file)):
         if _NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"{place}: {name!r} cannot be the name of a key: use up to 64 letters, digits and . _ - @."
@@ -188,10 +215,10 @@ def _with_file(others: Iterable[tuple[str, str, bytes]], keys_file: str | None) 
             raise ConfigError(f"{place}: there are two keys with the name {name!r}: rename one.")
         digests[name] = digest
     file = None if keys_file is None else os.path.abspath(keys_file)
-    return ApiKeys(digests, frozenset(name for _, name, _ in of_file), file)
+    return ApiKeys(digests, of_variable, file)
 
 
-def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:
+def _from_variable(text: str) -> Iterator[PlacedKey]:
     for number, item in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         place = f"{KEYS_VARIABLE}, key {number}"
         name, colon, key = item.partition(":")
@@ -205,7 +232,7 @@ def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:
         yield place, name, hashlib.sha256(key.encode()).digest()
 
 
-def _from_file(path: str | None) -> Iterator[tuple[str, str, bytes]]:
+def _from_file(path: str | None) -> Iterator[PlacedKey]:
     if path is None:
         return
     try:

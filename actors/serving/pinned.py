@@ -1,10 +1,13 @@
-"""Older versions of a policy, served beside the present one: a replica for each, and the way to it."""
+"""Older versions of a policy, served beside the present one: a replica for each, and the way to it.
+
+Replicas of the present one start their engine as these do.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
@@ -16,39 +19,52 @@ from actors.served_agents.recorder import opened_recordings
 from actors.serving.feedback_routes import recorded_chat
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from environments.errors import SamplerError, TroupeError
-from environments.thoughts import SplitThought
-from policies.agents.parsers import ToolParser
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
-from policies.engines.tool_calls import served_parser, served_reasoning
+from policies.engines.tool_calls import CallReader, served_parser, served_reasoning
 from policies.model_api.frontend import Charge, OpenAIFrontend
 from policies.model_api.protocol import ChatRequest, CompletionRequest
 from policies.model_api.reply import Json
 
 
+class ServedEngine(NamedTuple):
+    """An engine, and what answers with it: the requests of clients, and the tool calls of rollouts."""
+
+    engine: Engine
+    openai: OpenAIFrontend
+    read_calls: CallReader
+
+
 async def started_engine(
-    model: ServedModel, config: ServerConfig, store: ray.actor.ActorHandle | None, tokenizer: Any
-) -> tuple[Engine, ToolParser | None, SplitThought | None]:
-    """The engine of a replica, and the parsers that its settings name, which start first.
+    model: ServedModel,
+    config: ServerConfig,
+    store: ray.actor.ActorHandle | None,
+    pinned_versions: Mapping[str, int] | None = None,
+) -> ServedEngine:
+    """The engine of a replica, with the parsers that its settings name, which start first.
 
     What keeps them from starting is reported to the program: Serve would count attempts.
     """
 
-    def start() -> tuple[Engine, ToolParser | None, SplitThought | None]:
+    def start() -> ServedEngine:
+        tokenizer = load_tokenizer(model.path)
+        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
         parser = None if config.tool_parser is None else served_parser(config.tool_parser, tokenizer)
         split = served_reasoning(config.reasoning_parser, tokenizer)
-        return engine_class(config.engine)(model.path, config.engine, config.adapters), parser, split
+        engine = engine_class(config.engine)(model.path, config.engine, config.adapters)
+        engine.version = model.version
+        most, adapters = config.access.max_sampled_answers, config.adapters
+        openai = OpenAIFrontend(model.name, renderer, engine, adapters, parser, most, pinned_versions, split)
+        return ServedEngine(engine, openai, CallReader(renderer, tokenizer, split))
 
     try:
         # In a thread: while a model is loaded, which takes minutes, Serve has to reach this replica.
-        engine, parser, split = await asyncio.to_thread(start)
+        return await asyncio.to_thread(start)
     except Exception as error:
         known = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
         if store is not None:
             await store.report.remote(known)
         raise
-    engine.version = model.version
-    return engine, parser, split
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
@@ -61,14 +77,8 @@ class PinnedPolicy:
         config: ServerConfig,
         store: ray.actor.ActorHandle | None,
     ) -> None:
-        tokenizer = load_tokenizer(model.path)
-        self._engine, parser, split = await started_engine(model, config, store, tokenizer)
-        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
-        most = config.access.max_sampled_answers
+        self._engine, self._openai, _ = await started_engine(model, config, store)
         self._recordings = opened_recordings(config.recording)
-        self._openai = OpenAIFrontend(
-            model.name, renderer, self._engine, (), parser, max_sampled=most, split=split
-        )
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises."""

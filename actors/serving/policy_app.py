@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 
-from actors.ray_tools.calls import get_or_raise
+from actors.ray_tools.calls import get_or_raise, own_errors
 from actors.ray_tools.connect import job_environment
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.directory import SamplerDirectory
@@ -33,15 +33,6 @@ SCALED_DOWN_SECONDS = 60.0
 """Seconds that a replica being scaled down may finish its answers."""
 PARTS_CHECK_SECONDS = 30.0
 """Seconds that ``check`` waits for an answer."""
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise an actor's error as the actor has raised it, without Ray's wrapper around it."""
-    try:
-        yield
-    except RayTaskError as error:
-        raise error.cause from error
 
 
 def start_serve(config: ServerConfig) -> None:
@@ -112,20 +103,15 @@ def policy_application(
         "health_check_timeout_s": 10,  # three in a row and Serve replaces it: a stopped process too
     }
     without_adapters = replace(config, adapters={})
-    others = {
-        each.name: (each, _bind(PinnedPolicy, _own_name(each) | options, each, without_adapters, store))
-        for each in pinned
-    }
+    others: dict[str, tuple[ServedModel, serve.Application]] = {}
+    for each in pinned:  # Serve tells deployments apart by their names
+        own_options = options | {"name": each.name.replace("@", "-")}
+        others[each.name] = each, _bind(PinnedPolicy, own_options, each, without_adapters, store)
     return _bind(
         PolicyServer,
         number | options,
         *(model, config, store, directory, keys, dict(agents or {}), others),
     )
-
-
-def _own_name(model: ServedModel) -> dict[str, Any]:
-    """The option of Serve that tells the deployments of pinned versions apart."""
-    return {"name": model.name.replace("@", "-")}
 
 
 def _bind(deployment: Any, options: Mapping[str, Any], *arguments: object) -> serve.Application:
@@ -178,16 +164,12 @@ class PolicyApp:
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
-        with _own_errors():
+        with own_errors():
             ray.get([pool.open.remote() for pool in self.agents.values()])
-
-    def wait_for_version(self, version: int) -> None:
-        """Return when every running replica serves ``version`` or a newer one."""
-        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
 
     def check_replicas(self) -> None:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
-        with _own_errors():
+        with own_errors():
             get_or_raise([self._store.check_followers.remote()], "The weight store")
 
     def check(self) -> None:
@@ -200,7 +182,7 @@ class PolicyApp:
         parts = [self._store.check_followers.remote()]
         parts += [pool.check.remote() for pool in self.agents.values()]
         try:
-            with _own_errors():
+            with own_errors():
                 ray.get(parts, timeout=PARTS_CHECK_SECONDS)
         except GetTimeoutError:  # it is busy: the next check finds it
             return

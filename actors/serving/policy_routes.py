@@ -5,23 +5,18 @@ One request to the engine is behind each. Agents answer chats and Responses too,
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
-from ray import serve
 
-from actors.served_agents.protocols import ServedAgents
 from actors.serving.errors import MESSAGES_PATH
 from actors.serving.feedback_routes import recorded_chat, unrecorded
-from actors.serving.http import request_context, respond
-from actors.serving.pinned import PinnedClient
-from actors.serving.stored_responses import SharedResponses
-from environments.data.recordings import Recordings
+from actors.serving.http import replica, request_context, respond
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import Dialect, Json, read
@@ -31,21 +26,10 @@ from policies.model_api.dialects.responses import Responses
 from policies.model_api.dialects.responses_draft import ENDS
 from policies.model_api.dialects.responses_request import PolicyResponses
 from policies.model_api.errors import InvalidRequestError
-from policies.model_api.frontend import Charge, OpenAIFrontend
+from policies.model_api.frontend import Charge
 from policies.model_api.protocol import ChatRequest, CompletionRequest
 
 Parts = AsyncGenerator[Json, None]
-
-
-class Replica(Protocol):
-    """Parts of a ``PolicyServer`` that its routes need."""
-
-    openai: OpenAIFrontend
-    pinned: Mapping[str, PinnedClient]
-    """Versions beside the present one, by name."""
-    agents: ServedAgents
-    responses: SharedResponses
-    recordings: Recordings | None
 
 
 policy_routes = APIRouter()
@@ -61,16 +45,11 @@ class DescribedBy:
         return {"anyOf": [handler(model.__pydantic_core_schema__) for model in self._models]}
 
 
-def _replica() -> Replica:
-    replica: Replica = serve.get_replica_context().servable_object
-    return replica
-
-
 @policy_routes.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if not body.model.startswith(PREFIX):
         return await respond(_chat(body, request), body.stream)
-    answers = _replica().agents.chat
+    answers = replica().agents.chat
     return await respond(
         answers.chat(body, _charge(body.model, request), request_context(request)), body.stream
     )
@@ -88,11 +67,11 @@ async def responses(
     """OpenAI's Responses, of the policy or of an agent."""
     if str(body.get("model")).startswith(PREFIX):
         question, _ = read(ResponsesRequest, body)
-        answers, charge = _replica().agents.responses, _charge(question.model, request)
+        answers, charge = replica().agents.responses, _charge(question.model, request)
         return await respond(answers.respond(question, charge, request_context(request)), question.stream)
     dialect, owner = Responses(body), request_context(request).owner
     if earlier := dialect.body.previous_response_id:
-        kept = await _replica().responses.kept(owner, earlier)
+        kept = await replica().responses.kept(owner, earlier)
         if kept is not None:
             dialect.follow(kept[1])
     chat = dialect.chat_request()
@@ -115,7 +94,7 @@ async def messages(body: Annotated[Json, DescribedBy(MessagesRequest)], request:
 @policy_routes.post(f"{MESSAGES_PATH}/count_tokens")
 async def count_tokens(body: Annotated[Json, DescribedBy(MessagesRequest)]) -> dict[str, int]:
     """Tokens that a prompt of Anthropic's messages has."""
-    return {"input_tokens": _replica().openai.num_prompt_tokens(count_request(body))}
+    return {"input_tokens": replica().openai.num_prompt_tokens(count_request(body))}
 
 
 async def _answer(dialect: Dialect, chunks: Parts, stream: bool | None) -> Parts:
@@ -134,30 +113,30 @@ async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:
         async for part in parts:
             response = part.get("response") if part.get("type") in ENDS else part
             if response is not None and response.get("object") == "response":
-                await _replica().responses.keep(owner, response, dialect.conversation())
+                await replica().responses.keep(owner, response, dialect.conversation())
             yield part
 
 
 def _chat(body: ChatRequest, request: Request) -> Parts:
     """Parts of the policy's answer to a chat, which is recorded where its one answer can be."""
-    replica, context = _replica(), request_context(request)
-    if replica.recordings is None:
+    present, context = replica(), request_context(request)
+    if present.recordings is None:
         return _sample(body, request)
     body = _routed(body, context.owner)
     is_one = body.num_choices == 1 and not body.continue_final_message
     if not (context.may_be_recorded and context.idempotency is None and is_one):
         return unrecorded(_sample(body, request))
     charge = _charge(body.model, request)
-    if body.model in replica.pinned:
-        return replica.pinned[body.model].answer(body, charge, context.owner)
-    return recorded_chat(replica.recordings, replica.openai, body, charge, context.owner)
+    if body.model in present.pinned:
+        return present.pinned[body.model].answer(body, charge, context.owner)
+    return recorded_chat(present.recordings, present.openai, body, charge, context.owner)
 
 
 def _routed(body: ChatRequest, owner: str) -> ChatRequest:
     """The chat, for the version on trial if that answers it: see ``environments.data.canary``."""
-    replica = _replica()
-    canary = None if replica.recordings is None else replica.recordings.canary.current()
-    if canary is None or canary.version not in replica.pinned or body.policy_version is not None:
+    present = replica()
+    canary = None if present.recordings is None else present.recordings.canary.current()
+    if canary is None or canary.version not in present.pinned or body.policy_version is not None:
         return body
     unit = canary.unit(owner, [each.for_template() for each in body.messages])
     if body.model != canary.served or not canary.answers(unit):
@@ -174,17 +153,16 @@ def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
         )
     if isinstance(body, ChatRequest):
         body = _routed(body, request_context(request).owner)
-    replica, charge = _replica(), _charge(body.model, request)
-    if body.model in replica.pinned:
-        return replica.pinned[body.model].answer(body, charge)
+    charge, pinned, openai = _charge(body.model, request), replica().pinned, replica().openai
+    if body.model in pinned:
+        return pinned[body.model].answer(body, charge)
     if isinstance(body, ChatRequest):
-        return replica.openai.chat(body, charge)
-    return replica.openai.complete(body, charge)
+        return openai.chat(body, charge)
+    return openai.complete(body, charge)
 
 
 def _charge(model: str, request: Request) -> Charge:
     """Return the counter of a request's tokens; names of models that are not served are not kept."""
-    replica = _replica()
-    known = model in replica.openai.names or model in replica.agents.pools
+    known = model in replica().openai.names or model in replica().agents.pools
     charge: Charge = request.state.caller.charge_for(model if known else "none")
     return charge

@@ -37,9 +37,6 @@ from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
 from policies.agent_api.frontend import PREFIX
-from policies.chat import ChatRenderer, load_tokenizer
-from policies.engines.tool_calls import CallReader
-from policies.model_api.frontend import OpenAIFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +49,18 @@ SWITCH_SECONDS = 0.0005
 LOGGING = {"enable_access_log": False}
 
 
-async def _end_application() -> None:
-    """Delete the application of this replica, because the program that started it was killed.
-
-    Weight store and sampler directory have died with that program. Serve has not, and would start replicas
-    for ever.
-    """
-    name = serve.get_replica_context().app_name
-    logger.warning("The program that has started %s is gone, so this application ends.", name)
-    await asyncio.to_thread(serve.delete, name, _blocking=False)
-
-
 async def _unless_gone(call: Awaitable[T]) -> T:
-    """The result of ``call`` to an actor of the program. If the actor is dead, the application ends."""
+    """The result of ``call`` to an actor of the program that has started this application.
+
+    If that actor is dead, the program was killed, and this deletes the application: Serve has not died with
+    the program, and would start replicas for ever.
+    """
     try:
         return await call
     except ActorDiedError:
-        await _end_application()
+        name = serve.get_replica_context().app_name
+        logger.warning("The program that has started %s is gone, so this application ends.", name)
+        await asyncio.to_thread(serve.delete, name, _blocking=False)
         raise
 
 
@@ -105,22 +97,10 @@ class PolicyServer:
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
-        tokenizer = load_tokenizer(model.path)
-        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
-        self._engine, parser, split = await started_engine(model, config, store, tokenizer)
-        self._read_calls = CallReader(renderer, tokenizer, split)
         self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
+        versions = {name: client.version for name, client in self.pinned.items()}
+        self._engine, self.openai, self._read_calls = await started_engine(model, config, store, versions)
         self.responses = SharedResponses(directory)
-        self.openai = OpenAIFrontend(
-            model.name,
-            renderer,
-            self._engine,
-            config.adapters,
-            parser,
-            config.access.max_sampled_answers,
-            {name: client.version for name, client in self.pinned.items()},
-            split,
-        )
         self.agents = ServedAgents(
             {name: PoolClient(pool) for name, pool in (agents or {}).items()},
             config.agents,
@@ -148,12 +128,6 @@ class PolicyServer:
     def _wake_queue_workers(self) -> None:
         for worker in self._queue_workers.values():
             worker.wake()
-
-    async def serve_version(self, version: int) -> int:
-        """Wait until ``version`` or a newer one is served, and return which."""
-        await self._weights.wait_for(version)
-        self.check_health()
-        return self._engine.version
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises: the engine has failed, or weights do not arrive."""

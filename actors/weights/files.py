@@ -78,6 +78,8 @@ class FileTransport(WeightTransport):
             raise self._not_shared(f"{OWNER} there is {seen!r}")
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> list[str]:
+        from safetensors.torch import save
+
         if rank != 0:
             return []
         for left in self._folder.glob(f"{UNFINISHED}*"):  # by a rank that was killed while it wrote
@@ -89,7 +91,7 @@ class FileTransport(WeightTransport):
                 digests = {}
                 for number, bucket in enumerate(pack(tensors, self._bucket_bytes)):
                     name = f"weights-{number:05d}.safetensors"
-                    digests[name] = _write(unfinished / name, _serialized(bucket))
+                    digests[name] = _write(unfinished / name, save(dict(bucket.tensors())))
                 manifest = {"version": version, "sha256": digests}
                 _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
                 return [self._finish(unfinished, version)]
@@ -180,12 +182,6 @@ class FileTransport(WeightTransport):
 
 
 # -- files ---------------------------------------------------------------------------------------------
-
-
-def _serialized(bucket: WeightBucket) -> bytes:
-    from safetensors.torch import save
-
-    return save(dict(bucket.tensors()))
 
 
 def _write(path: Path, content: bytes) -> str:

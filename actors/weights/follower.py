@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import ray
 
 from actors.timing import FETCH_RETRY_SECONDS, MISSING_VERSION_SECONDS
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
-from environments.errors import ConfigError, SamplerError, WeightsError
+from environments.errors import ConfigError, WeightsError
 from policies.engines.base import Engine
 
 
@@ -31,6 +32,7 @@ async def open_transport(store: ray.actor.ActorHandle) -> WeightTransport:
     return transport
 
 
+@dataclass(slots=True)
 class WeightFollower:
     """Fetches published weights into an engine.
 
@@ -39,18 +41,11 @@ class WeightFollower:
         on_loaded: called after each exchange of the weights.
     """
 
-    def __init__(
-        self,
-        store: ray.actor.ActorHandle,
-        transport: WeightTransport,
-        engine: Engine,
-        on_loaded: Callable[[], None],
-    ) -> None:
-        self._store, self._transport, self._engine = store, transport, engine
-        self._on_loaded = on_loaded
-        self._changed = asyncio.Condition()
-        self._loading = asyncio.Lock()
-        self._failure: BaseException | None = None
+    store: ray.actor.ActorHandle
+    transport: WeightTransport
+    engine: Engine
+    on_loaded: Callable[[], None]
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         """consumes published versions · waits for the store · produces an engine that serves the newest
@@ -59,55 +54,38 @@ class WeightFollower:
             ActorDiedError: the store is gone, and the program that has made it.
             WeightsError: the newest version cannot be read, or is not all that the engine has.
         """
-        try:
-            while True:
-                newer: PublishedWeights | None = await self._store.newer_than.remote(self._engine.version)
-                if newer is not None:
-                    await self._load(newer)
-        except BaseException as error:
-            self._failure = error
-            await self._notify()  # what waits for a version would wait for ever
-            raise
+        while True:
+            newer: PublishedWeights | None = await self.store.newer_than.remote(self.engine.version)
+            if newer is not None:
+                await self._load(newer)
 
     async def catch_up(self) -> None:
         """Load the newest version now. Raises as ``run`` does."""
-        newest: PublishedWeights | None = await self._store.newest.remote()
+        newest: PublishedWeights | None = await self.store.newest.remote()
         if newest is not None:
             await self._load(newest)
 
-    async def wait_for(self, version: int) -> None:
-        """Return when ``version`` or a newer one is loaded. Raises ``SamplerError`` if ``run`` has failed."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._engine.version >= version or self._failure is not None)
-        if self._engine.version < version:
-            raise SamplerError(f"The replica cannot follow its store: {self._failure!r}") from self._failure
-
     async def _load(self, weights: PublishedWeights) -> None:
         async with self._loading:
-            if weights.version <= self._engine.version:
+            if weights.version <= self.engine.version:
                 return
             try:
                 await self._fetch(weights)
             except WeightsError as error:
-                await self._store.report.remote(error)
+                await self.store.report.remote(error)
                 raise
-        self._on_loaded()
-        await self._notify()
+        self.on_loaded()
 
     async def _fetch(self, weights: PublishedWeights) -> None:
         """Fetch ``weights``, or newer ones if they have taken their place meanwhile."""
         deadline = time.monotonic() + MISSING_VERSION_SECONDS
         while True:
             try:
-                return await weights.fetch(self._transport, self._engine)
+                return await weights.fetch(self.transport, self.engine)
             except WeightTransportError as error:
-                tried, weights = weights, await self._store.newest.remote()
+                tried, weights = weights, await self.store.newest.remote()
                 if weights.version > tried.version:
                     continue
                 if not isinstance(error, VersionGoneError) or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(FETCH_RETRY_SECONDS)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()

@@ -10,7 +10,7 @@ from typing import Any
 from actors.gateway.remote_program import RemoteProgram
 from actors.ray_tools.background import in_background
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, in_env, run_rollout
 from environments.data.datasets import Dataset
 from environments.errors import ContractError, EnvironmentFailure
 from launch.workload import Workload
@@ -66,7 +66,7 @@ def check_agent(workload: Workload, tasks: Dataset) -> None:
         try:
             run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1), Journal())
         finally:
-            with owned_by(EnvironmentFailure, "environment", env)("close"):
+            with in_env(env, "close"):
                 env.close()
     except ContractError:
         raise

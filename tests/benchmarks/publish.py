@@ -12,6 +12,7 @@ import argparse
 import math
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 import models
 import psutil
 import ray
-import repository  # noqa: F401
+import repository
 from report import Report
 
 from actors.learning.learner_group import LearnerGroup
@@ -33,6 +34,10 @@ from launch.health.members import members
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig
+
+sys.path.insert(0, str(repository.ROOT / "tests"))
+
+from served_policy import wait_for_version
 
 MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 REPLICAS = (1, 2)
@@ -142,7 +147,7 @@ def _publications(
                 start = time.perf_counter()
                 learner.publish(version)
                 published = time.perf_counter()
-                app.wait_for_version(version)
+                wait_for_version(app.name, version)
                 served = time.perf_counter()
             if number:  # the first one also builds connections
                 seconds = published - start, served - published, served - start

@@ -14,7 +14,7 @@ import pytest
 import torch
 from machine import wait_until
 from ray import serve
-from served_policy import publish
+from served_policy import publish, wait_for_version
 
 from actors.serving import autoscaling
 from actors.serving.autoscaling import ReplicasForTokens
@@ -84,7 +84,7 @@ def test_replica_comes_and_goes_with_load_and_no_request_fails(
             assert answer.status_code == 200, answer.text
             versions.append(answer.json()["policy_version"])
 
-    growing.wait_for_version(publish(store, {"scale": torch.ones(1)}))
+    wait_for_version(growing.name, publish(store, {"scale": torch.ones(1)}))
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(ask, number) for number in range(8)]
         try:

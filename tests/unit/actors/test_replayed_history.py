@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.replay import LostError, replay_request, replayed
-from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
+from actors.rollouts.player import LostError, replayed
+from actors.rollouts.rollout import FollowUp, RolloutLimits, RolloutRequest, run_rollout
 from actors.served_agents.conversations import Conversations
 from environments.base import BaseEnv
 from environments.types import Completion
@@ -45,8 +45,13 @@ class NotebookEnv(BaseEnv):
 
 
 def request(exchanges: tuple[tuple[str, str], ...]) -> RolloutRequest:
-    plain = RolloutRequest(rollout_id="00000001/0000", group_id="00000001", task={}, keep_seconds=60)
-    return replay_request(plain, exchanges, "Who am I?")
+    return RolloutRequest(
+        rollout_id="00000001/0000",
+        group_id="00000001",
+        task={},
+        keep_seconds=60,
+        follow_up=FollowUp(after=None, message="Who am I?", exchanges=exchanges),
+    )
 
 
 def test_replayed_history_brings_agent_and_environment_back():
