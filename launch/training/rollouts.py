@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress, StreamState
-from launch.settings.tree import RolloutConfig
-from launch.training.group_order import RequestedGroup, chosen_order, oldest_version
+from launch.settings.tree import COMPLETION, RolloutConfig
+from launch.training.group_order import CompletionOrder, RequestedGroup, oldest_version
 from launch.training.rollout_requests import group_name
 from launch.training.rollout_source import RolloutSource
 from launch.training.task_plan import TaskPlan
@@ -53,7 +54,10 @@ class Rollouts:
         num_updates: int,
     ) -> None:
         self._source, self._plan, self._progress = source, plan, progress
-        self._order = chosen_order(rollout)
+        is_free = rollout.group_order == COMPLETION
+        self._order = CompletionOrder(rollout.groups_per_step, rollout.max_staleness) if is_free else None
+        """``None`` in the order of the tasks: no clock decides then which tasks an update is made of, and
+        long rollouts are not put off."""
         self._groups_per_step = rollout.groups_per_step
         self._num_slots = (rollout.max_staleness + 1) * rollout.groups_per_step
         self._num_wanted = num_updates * rollout.groups_per_step
@@ -122,7 +126,9 @@ class Rollouts:
             The errors of ``RolloutSource.take``.
         """
         num_used = len(self._taken) - self._num_dropped
-        candidates = self._order.candidates(self._waiting, self._progress.version, num_used)
+        candidates: Sequence[RequestedGroup] = self._waiting[:1]
+        if self._order is not None:
+            candidates = self._order.candidates(self._waiting, self._progress.version, num_used)
         by_name = {group_name(each.number): each for each in candidates}
         again = next(filter(self._put_back.__contains__, by_name), None)
         group = self._source.take(*by_name) if again is None else self._put_back.pop(again)
