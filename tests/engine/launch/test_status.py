@@ -33,7 +33,7 @@ from launch.health.inspection import inspect
 from launch.health.members import members
 from launch.health.run_report import verdict
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.training.activity import PHRASES
+from launch.training.activity import ACTIVITIES
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
@@ -133,7 +133,7 @@ def request(number: int, seconds: float) -> RolloutRequest:
 
 def test_environment_that_sleeps_is_named(ray_cluster: None) -> None:
     service = started(600.0, 2, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/wait"]):
+    with told(service, ACTIVITIES["time/wait"][0]):
         assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
 
 
@@ -158,7 +158,7 @@ def test_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> No
         fleet = inspect(run_heartbeats()[0]).fleet
         return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
 
-    with told(service, PHRASES["time/wait"]):
+    with told(service, ACTIVITIES["time/wait"][0]):
         failures = within(240, failures_of_both)
         assert {each.actor for each in failures} == {0, 1}
         # The cause is told by the process where it arose, and there it ends.
@@ -172,7 +172,7 @@ def test_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pyt
     monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
     monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
     service = started(0.0, 40, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/learn"]):
+    with told(service, ACTIVITIES["time/learn"][0]):
         assert_verdict("The rollout actors wait for it: the stream is full")
 
 
@@ -190,7 +190,7 @@ def test_cluster_without_room_is_named(ray_cluster: None) -> None:
     ray.get(neighbour.up.remote(), timeout=200)
     service = started(0.0, 2, FleetConfig(num_actors=2, nodes={"CPU": 1}))
     try:
-        with told(service, PHRASES["time/wait"]):
+        with told(service, ACTIVITIES["time/wait"][0]):
             assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")
     finally:
         ray.kill(neighbour)
