@@ -100,7 +100,7 @@ class Replay:
         with ExitStack() as ending:
             stage = stage_of_next_update(chosen_stages(run.config), beginning.progress)
             learner = ending.enter_context(self.start_learner(run, run.config, stage))
-            past = Recomputation.begin(run.config, learner, beginning.progress, beginning.checkpoint)
+            past = Recomputation(run.config, learner, beginning.progress, beginning.checkpoint)
             are_same = []
             while past.progress.step < update - 1:
                 past.begin_stage()
@@ -116,7 +116,7 @@ class Replay:
                 ending.close()  # before the next one starts, which may need its place
                 stage = stage_of_next_update(chosen_stages(config), progress)
                 learner = ending.enter_context(self.start_learner(run, config, stage))
-            changed = Recomputation.begin(config, learner, progress, state).update(groups, state)
+            changed = Recomputation(config, learner, progress, state).update(groups, state)
         self.write(table(f"With {change}:", as_it_was, changed))
         return ReplayedUpdate(all(are_same), as_it_was, changed)
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 from actors.learning.learner_group import LearnerGroup
 from environments.types import Trajectory
 from launch.training.clock import Clock
+from launch.training.components import UpdateParts
 from launch.training.mini_batches import make_batches
 from launch.training.selection import Selection
-from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate, UpdateParts
+from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch, is_judged
 from policies.learning.settings import OptimizerConfig, phase_optimizer
