@@ -89,9 +89,9 @@ class Pages:
 
     def settings(self, number: int) -> PlainTextResponse:
         """The settings of a run; empty for one of an older version."""
-        path = self._run(number) / SETTINGS
+        run = self._run(number)
         try:
-            return PlainTextResponse(read_settings(path)[0] if path.exists() else "")
+            return PlainTextResponse(read_settings(run)[0] if (run / SETTINGS).exists() else "")
         except ConfigError as error:
             return PlainTextResponse(str(error))
 
