@@ -20,7 +20,7 @@ from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder, served_model
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
-from launch.validation.gpus import check_gpus
+from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
 from launch.validation.trial import try_first_task

@@ -27,7 +27,7 @@ from launch.run_folder.model_paths import (
 )
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
-from launch.validation.gpus import check_gpus
+from launch.validation.resources import check_gpus
 from launch.validation.serving import DEFAULT_PORT, check_base_model, check_engine, check_tool_parsers
 from launch.validation.settings import check_fleet
 from launch.validation.trial import try_first_task

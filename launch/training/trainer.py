@@ -24,8 +24,8 @@ from launch.settings.compose import as_train_config, register
 from launch.settings.tree import TrainConfig
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
-from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay
+from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
