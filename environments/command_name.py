@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -31,6 +32,13 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
     """The parser of the arguments of a command, such as "view", whose help shows its description as it is."""
     layout = argparse.RawTextHelpFormatter
     return argparse.ArgumentParser(prog=command_name(name), description=description, formatter_class=layout)
+
+
+def positive(text: str) -> float:
+    """The value of an argument that is a number above 0."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return number
 
 
 def only_folder(arguments: list[str], module: str, description: str | None) -> Path:

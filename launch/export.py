@@ -18,7 +18,6 @@ set. The hub gets weights, tokenizer and a model card that is made from the run,
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,8 +29,9 @@ import pyarrow.parquet as pq
 
 from environments.command_name import command_parser, explained
 from environments.data.trajectory_json import plain_json
+from environments.disk import replaced
 from environments.errors import ConfigError, TroupeError
-from launch.reporting.inspect_log import InspectLog, written_at
+from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
@@ -43,7 +43,6 @@ from launch.run_folder.trajectory_log import (
     KeptTrajectory,
     kept_steps,
     read_kept,
-    trajectory_path,
 )
 
 if TYPE_CHECKING:
@@ -88,13 +87,15 @@ def export_parquet(run: Path, target: Path) -> int:
     """
     steps = _steps(run)
     num_rows = 0
-    temporary = target.with_name(f".{target.name}.tmp")
-    with writing_to(target), pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+    with (
+        writing_to(target),
+        replaced(target) as unfinished,
+        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
+    ):
         for kind, step in steps:  # one at a time: a run may hold more than memory does
             table = pa.Table.from_pylist([*_rows(kind, step, read_kept(run, kind, step))], SCHEMA)
             writer.write_table(table)
             num_rows += len(table)
-    os.replace(temporary, target)
     return num_rows
 
 
@@ -115,14 +116,7 @@ def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
     num_trajectories = 0
     for kind, step in steps:
         kept = read_kept(run, kind, step)
-        log = InspectLog(
-            run=run,
-            kind=kind,
-            step=step,
-            created=written_at(trajectory_path(run, kind, step)),
-            token_text=token_texts(run),
-        )
-        log.write(folder, kept)
+        InspectLog(run=run, kind=kind, step=step, token_text=token_texts(run)).write(folder, kept)
         num_trajectories += len(kept)
     return num_trajectories, len(steps)
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ from environments.disk import replaced
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
-from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory
+from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory, trajectory_path
 
 Json = dict[str, Any]
 
@@ -47,19 +48,23 @@ class InspectLog:
         run: the run's folder.
         kind: "step" for an update, "eval" for an evaluation.
         step: after how many updates.
-        created: when the trajectories were written.
         token_text: the text of a token by its id.
     """
 
     run: Path
     kind: str
     step: int
-    created: datetime
     token_text: Callable[[int], str]
 
     @property
     def name(self) -> str:
         return f"{self.kind}_{self.step:06d}"
+
+    @cached_property
+    def created(self) -> str:
+        """Time at which the trajectories were written."""
+        seconds = int(trajectory_path(self.run, self.kind, self.step).stat().st_mtime)
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
 
     def write(self, folder: Path, kept: Sequence[KeptTrajectory]) -> Path:
         """Write ``kept`` into ``folder``, as a file that appears when it is whole; return its path.
@@ -84,7 +89,7 @@ class InspectLog:
         return target
 
     def _header(self, kept: Sequence[KeptTrajectory], epochs: Counter[str]) -> Json:
-        created = self.created.isoformat()
+        created = self.created
         log_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run.resolve()}/{self.name}/{created}").hex
         played = [each.trajectory for each in kept if each.outcome != BASELINE]
         usage = _usage([completion for each in kept for completion in each.trajectory.own_completions])
@@ -182,13 +187,7 @@ class InspectLog:
         ]
 
     def _event(self, kind: str, name: str, values: Json) -> Json:
-        return {
-            "event": kind,
-            "uuid": name,
-            "timestamp": self.created.isoformat(),
-            "working_start": 0.0,
-            **values,
-        }
+        return {"event": kind, "uuid": name, "timestamp": self.created, "working_start": 0.0, **values}
 
     def _output(self, step: Step, model: str, message: Json) -> Json:
         completion = step.completion
@@ -213,11 +212,6 @@ class InspectLog:
                 "retokenized": completion.retokenized,
             },
         }
-
-
-def written_at(path: Path) -> datetime:
-    """Time at which ``path`` was written."""
-    return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
 
 
 def _sample_id(kept: KeptTrajectory) -> str:

@@ -8,7 +8,6 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -115,7 +114,7 @@ class Pages:
     def same_task(self, number: int, kind: Kind, step: int, row: int) -> list[Json]:
         """The trajectories of the same task in all updates and evaluations."""
         task = plain_json(self._row(number, kind, step, row).trajectory.task)
-        return [asdict(each) for each in find_task(self._run(number), task)]
+        return find_task(self._run(number), task)
 
     def _row(self, number: int, kind: Kind, step: int, row: int) -> KeptTrajectory:
         kept = _kept(self._run(number), kind, step)
