@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
@@ -69,7 +68,7 @@ def check_answers(url: str) -> None:
         # It needs no key, and only their digests are known here.
         with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):
             return
-    except (urllib.error.URLError, OSError) as error:
+    except OSError as error:  # urllib's, too
         raise SamplerError(
             f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
             "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."

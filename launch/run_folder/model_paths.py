@@ -88,25 +88,16 @@ def _candidates(given: Path, part: str) -> list[Path]:
     return [given, given / part, *([latest / part] if latest else [])]
 
 
-def policy_version(folder: str) -> int:
-    """The version under which a run has published the model in ``folder``: that of its checkpoint, else 0.
+def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
+    """The model in ``folder`` as it is served: under the version of its checkpoint, as which its run has
+    published it, else 0.
 
     Raises:
         ConfigError: the checkpoint is damaged.
     """
     checkpoint = Path(folder).parent
-    return CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
-
-
-def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
-    """The model in ``folder`` as it is served: under the version that its run has published it as.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    return ServedModel(
-        path=folder, name=name, version=policy_version(folder), chat_template_kwargs=chat_template_kwargs
-    )
+    version = CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+    return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 
 def versions_of(model_path: str) -> dict[str, str]:
