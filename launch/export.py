@@ -133,8 +133,7 @@ def hub_of(name: str) -> HfApi:
         raise ConfigError(f"--hub {name!r} is no name of a model on the hub: write OWNER/NAME.")
     if (token := get_token()) is None:
         raise ConfigError(
-            "--hub needs a token of the Hugging Face hub that may write, and there is none: set HF_TOKEN, or "
-            "log in by `hf auth login`."
+            "--hub needs a token that may write, and there is none: set HF_TOKEN, or run `hf auth login`."
         )
     return HfApi(token=token)
 
@@ -163,8 +162,7 @@ def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
             address = hub.create_repo(name, private=not public, exist_ok=True)
             if not public and not hub.model_info(name).private:
                 raise ConfigError(
-                    f"--hub {name} is on the hub already, where all can see it: add --public to write there, "
-                    "or choose another name."
+                    f"--hub {name} is there, where all can see it: add --public, or choose another name."
                 )
             hub.upload_folder(
                 repo_id=name, folder_path=folder, commit_message=f"Add {checkpoint.name} of a Troupe run"

@@ -140,8 +140,7 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
     """The folders of ``server.adapters`` by name. Raises ``ConfigError`` for what cannot be served."""
     if MODEL_NAME in adapters:
         raise ConfigError(
-            f"server.adapters calls an adapter {MODEL_NAME!r}, which is the name of the model itself: choose "
-            "another one."
+            f"server.adapters has {MODEL_NAME!r}, the name of the model itself: choose another one."
         )
     folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
     checkpoint = Path(model_path).resolve().parent

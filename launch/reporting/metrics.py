@@ -39,8 +39,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     named = environment_metrics(trajectories)
     if taken := sorted(name for name in named if is_standard(f"rollout/{name}")):
         raise ConfigError(
-            f"compute_metrics() of the environment names a metric {taken[0]!r}, which every run reports "
-            "already: choose another name."
+            f"compute_metrics() names a metric {taken[0]!r}, which every run reports: choose another name."
         )
     return metrics | {f"rollout/{name}": value for name, value in named.items()}
 

@@ -190,8 +190,7 @@ class Devices:
         ]
         if not sizes:
             raise ConfigError(
-                "torch finds no GPU on this machine: name those to plan for, as in --plan 8x80 (their number "
-                "and the GB of each)."
+                "torch finds no GPU here: name those to plan for, as in --plan 8x80 (number and GB of each)."
             )
         return cls(len(sizes), min(sizes))
 

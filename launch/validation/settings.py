@@ -109,9 +109,8 @@ def _check_selection(config: TrainConfig) -> None:
 def _check_group_order(rollout: RolloutConfig) -> None:
     if rollout.group_order == COMPLETION and rollout.max_staleness == 0:
         raise ConfigError(
-            f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0, where each update "
-            "takes exactly the groups that were requested for it: set rollout.max_staleness=1, for example, "
-            f"or rollout.group_order={TASKS}."
+            f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0: set "
+            f"rollout.max_staleness=1, for example, or rollout.group_order={TASKS}."
         )
 
 
@@ -126,8 +125,7 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
     by_turn = "algorithm.name=" + algorithm.name if algorithm.turn_weight else "algorithm.credit=per_step"
     if (algorithm.turn_weight or algorithm.credit == "per_step") and config.rollout.max_steps == 1:
         raise ConfigError(
-            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: leave it out, or allow more "
-            "steps."
+            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: raise that, or leave it out."
         )
     if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(

@@ -65,8 +65,7 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
         if name and name not in workload.held_out:
             raise ConfigError(
                 f"{setting}={metric} is of the held-out tasks {name!r}, and the workload has "
-                f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one of them, or "
-                "none."
+                f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one, or none."
             )
     if not len(workload.train_dataset):
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
@@ -139,8 +138,7 @@ def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
             )
         if not len(tasks):
             raise DatasetError(
-                f"The held-out dataset {name and f'{name!r} '}is empty: pass a val_dataset with at least one "
-                "task, or leave it out."
+                f"The held-out dataset {name and f'{name!r} '}is empty: give it a task, or leave it out."
             )
     return workload.held_out
 
@@ -173,8 +171,7 @@ def check_curriculum(curriculum: Curriculum | None, tasks: Dataset) -> None:
         return
     if not isinstance(curriculum, Curriculum):
         raise ConfigError(
-            f"curriculum={curriculum!r} has to be an object of a class that is derived from Curriculum, as "
-            "SuccessBand(low=0.1, high=0.9) is."
+            f"curriculum={curriculum!r} is no Curriculum: make one, such as SuccessBand(low=0.1, high=0.9)."
         )
     curriculum.check(tasks)
 

@@ -87,8 +87,7 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
             )
         if name in names and not num_steps and name != "warm_start":
             raise ConfigError(
-                f"stages={config.stages} has {name}, and {name}.num_steps=0: set it to 10, for example, or "
-                "leave the stage out."
+                f"stages={config.stages} has {name}, and {name}.num_steps=0: raise it, or leave {name} out."
             )
     # Without a model's folder the tiny model gets its tokenizer from the file.
     if config.demonstrations and config.model.path is not None and not config.warm_start.num_steps:

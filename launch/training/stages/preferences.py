@@ -152,8 +152,7 @@ def read_reference(path: Path, needed: Sequence[Pair]) -> dict[str, PairScore]:
     again = f"or begin a new run with model.path={path.parent}."
     if not path.is_file():
         raise ConfigError(
-            f"The stage preferences goes on from a reference policy whose scores are in {path}, and there is "
-            f"no such file: put it back, {again}"
+            f"The stage preferences needs the reference policy's scores in {path}: put it back, {again}"
         )
     scores = {
         row["pair"]: PairScore(chosen=row["chosen"], rejected=row["rejected"]) for row in read_rows(path)
