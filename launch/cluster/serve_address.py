@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.parse
 import urllib.request
@@ -16,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 from actors.settings import ServerConfig
 from actors.timing import APPLICATION_END_SECONDS
 from environments.errors import ConfigError, SamplerError
+from launch.validation.serving import check_address
 
 ADDRESS_POLL_SECONDS = 0.5
 
@@ -41,20 +41,6 @@ def claim_address(server: ServerConfig) -> None:
         if there is not None:
             serve.shutdown()
         check_address(server.http_host, server.http_port)
-
-
-def check_address(host: str, port: int) -> None:
-    """Check that the address can be listened on. Raises ``ConfigError``."""
-    with socket.socket() as probe:
-        # As servers do: connections that were closed a moment ago do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
-                f"server.http_port={port + 1}, or end the program that has it."
-            ) from error
 
 
 def client_url(host: str, port: int) -> str:

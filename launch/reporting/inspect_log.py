@@ -133,7 +133,7 @@ class InspectLog:
             "messages": pool.now,
             "output": outputs[-1] if outputs else {"model": AGENT, "choices": []},
             "scores": {
-                "reward": {"value": trajectory.reward, "explanation": _ending(trajectory)},
+                "reward": {"value": trajectory.reward, "explanation": str(trajectory.termination_reason)},
                 "success": {
                     "value": trajectory.succeeded,
                     "explanation": f"judged by {trajectory.judged_by}",
@@ -228,7 +228,7 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "group_id": kept.group_id,
         "rollout_id": trajectory.rollout_id,
         "fate": kept.outcome,
-        "ended_by": _ending(trajectory),
+        "ended_by": str(trajectory.termination_reason),
         "judged_by": trajectory.judged_by,
         "policy_versions": sorted(versions),
         "advantages": kept.advantages,
@@ -237,10 +237,6 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "forked_from": trajectory.forked_from,
         "num_shared_turns": trajectory.num_shared_turns,
     }
-
-
-def _ending(trajectory: Trajectory) -> str:
-    return str(trajectory.termination_reason)
 
 
 def _usage(completions: Sequence[Completion]) -> Json:
