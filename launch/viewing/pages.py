@@ -160,13 +160,12 @@ def application(
 async def _restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "none")  # a browser's word; other programs send none
+    detail = None
     if origin is not None and urlsplit(origin).netloc != request.headers["host"]:
-        response: Response = JSONResponse({"detail": f"{origin} may not ask here."}, status_code=403)
+        detail = f"{origin} may not ask here."
     elif site not in ("same-origin", "none"):  # an image or a link of a foreign page has no origin
         detail = f"A page of another site ({site}) may not ask here: open the address itself."
-        response = JSONResponse({"detail": detail}, status_code=403)
-    else:
-        response = await call_next(request)
+    response = JSONResponse({"detail": detail}, 403) if detail else await call_next(request)
     response.headers["content-security-policy"] = POLICY
     response.headers["x-content-type-options"] = "nosniff"
     response.headers["cache-control"] = "no-store"
