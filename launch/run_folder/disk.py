@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import format_exception
 
 from environments.errors import TroupeError
 
@@ -23,10 +22,19 @@ def full_disk_explained(directory: Path) -> Iterator[None]:
     except TroupeError:
         raise
     except Exception as error:
-        free, text = shutil.disk_usage(directory).free, "".join(format_exception(error))
-        if free >= MIN_FREE_BYTES and not any(sign in text for sign in SIGNS):
+        free = shutil.disk_usage(directory).free
+        if free >= MIN_FREE_BYTES and not any(sign in _messages(error) for sign in SIGNS):
             raise
         raise TroupeError(
             f"A disk is full; that of run.directory={directory} has {free / 1e6:.0f} MB left. Free some, "
             f"and go on from the last checkpoint with run.directory={directory} run.resume=true"
         ) from error
+
+
+def _messages(error: BaseException | None) -> str:
+    """The messages of an error and of those that it came from."""
+    texts = []
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(texts)
