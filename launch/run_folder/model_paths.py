@@ -36,14 +36,9 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     if not given.is_dir():
         if path == smollm2.NAME:
             return smollm2.smollm2_folder()
-        if given.is_file():
-            raise ConfigError(
-                f"{setting}={path!r} is a file: name the folder of a model, a checkpoint or a run."
-            )
-        if _is_local_path(path):
-            raise ConfigError(
-                f"{setting}={path!r} does not exist: name a model's folder, a checkpoint or a run."
-            )
+        if given.is_file() or _is_local_path(path):
+            fault = "is a file" if given.is_file() else "does not exist"
+            raise ConfigError(f"{setting}={path!r} {fault}: name a model's folder, a checkpoint or a run.")
         return path
     candidates = _candidates(given, HUGGINGFACE)
     for folder in candidates:

@@ -45,8 +45,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_context(config)
     _check_micro_batches(config)
     check_fleet(config)
-    _check_selection(config)
-    _check_group_order(config.rollout)
+    _check_groups(config)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
     _check_evaluation(config)
@@ -91,7 +90,7 @@ def check_fleet(config: TrainConfig) -> None:
         )
 
 
-def _check_selection(config: TrainConfig) -> None:
+def _check_groups(config: TrainConfig) -> None:
     selection, rollout = config.selection, config.rollout
     low, high = selection.reward_range or (None, None)
     if low is not None and high is not None and low > high:
@@ -104,9 +103,6 @@ def _check_selection(config: TrainConfig) -> None:
             f"selection.min_members={selection.min_members} has to be at most rollout.group_size="
             f"{rollout.group_size}, or null, which means all of them."
         )
-
-
-def _check_group_order(rollout: RolloutConfig) -> None:
     if rollout.group_order == COMPLETION and rollout.max_staleness == 0:
         raise ConfigError(
             f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0: set "
