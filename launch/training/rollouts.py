@@ -196,7 +196,8 @@ class Rollouts:
         """Rollouts that are finished and not trained on yet, and those that are under way."""
         kept = [*(each.group for each in self._taken), *self._put_back.values()]
         here = [each for group in kept for each in group.rollouts]
-        here += [each for each in self._source.finished() if _is_of_training(each.rollout_id)]
+        # Those of evaluations have names that are no numbers.
+        here += [each for each in self._source.finished() if each.rollout_id.partition("/")[0].isdigit()]
         there = {trajectory.rollout_id for trajectory in here}
         requested = [
             request.rollout_id
@@ -214,7 +215,3 @@ class Rollouts:
 
 def _number(rollout_id: str) -> int:
     return int(rollout_id.partition("/")[0])
-
-
-def _is_of_training(rollout_id: str) -> bool:
-    return rollout_id.partition("/")[0].isdigit()
