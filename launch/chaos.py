@@ -54,6 +54,8 @@ COUNTED = (
 )
 """Metrics whose sums are the costs of a storm."""
 
+_print = partial(print, flush=True)
+
 
 def storm(options: argparse.Namespace) -> int:
     """Run a storm and check the run; return 0 if it is sound, else 1."""
@@ -96,11 +98,6 @@ def _print_costs(record: StormRecord, run: RunRecords) -> None:
         _print(f"{name}: {sum(each.get(name, 0) for each in run.metrics):g}")
     scores = [f"{each[SCORE]:.3f} after {each['step']}" for each in run.metrics if SCORE in each]
     _print(f"held-out reward: {', '.join(scores) or 'no evaluation yet'}")
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -296,8 +296,7 @@ def _micro_batch(config: TrainConfig) -> int:
         2 * config.preferences.pairs_per_step if "preferences" in stages else 0,
     ]
     of_a_rank = math.ceil(max(samples) / max(1, learner.num_workers))
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    return min(learner.micro_batch_tokens, of_a_rank * longest)
+    return min(learner.micro_batch_tokens, of_a_rank * rollout.longest)
 
 
 def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[Process]:
@@ -434,8 +433,7 @@ def _verdict(
 
 def _changes(config: TrainConfig) -> Iterator[str]:
     """Settings that take less memory than those of ``config``."""
-    learner, engine, rollout = config.learner, config.server.engine, config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    learner, engine, longest = config.learner, config.server.engine, config.rollout.longest
     if longest < learner.micro_batch_tokens:
         yield f"learner.micro_batch_tokens={longest}"
     if not learner.lora.rank:

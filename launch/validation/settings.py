@@ -10,7 +10,7 @@ from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.reporting.metrics import evaluation_metrics, is_standard, named_metric
-from launch.settings.tree import COMPLETION, OVERLONG, TASKS, RolloutConfig, TrainConfig, algorithm_of
+from launch.settings.tree import COMPLETION, OVERLONG, TASKS, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
@@ -206,24 +206,18 @@ def _check_goal(config: TrainConfig, evaluated: Collection[str]) -> None:
 
 def _check_context(config: TrainConfig) -> None:
     rollout = config.rollout
-    longest = _longest(rollout)
-    if longest > config.server.engine.max_model_tokens:
+    if rollout.longest > config.server.engine.max_model_tokens:
         raise ConfigError(
             f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} and rollout.max_response_tokens="
-            f"{rollout.max_response_tokens} need a context of {longest} tokens, but server.engine."
+            f"{rollout.max_response_tokens} need a context of {rollout.longest} tokens, but server.engine."
             f"max_model_tokens={config.server.engine.max_model_tokens}. Raise it, or lower the other two."
         )
 
 
 def _check_micro_batches(config: TrainConfig) -> None:
-    longest = _longest(config.rollout)
+    longest = config.rollout.longest
     if longest > config.learner.micro_batch_tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."
         )
-
-
-def _longest(rollout: RolloutConfig) -> int:
-    """Most tokens of a trajectory."""
-    return rollout.max_prompt_tokens + rollout.max_response_tokens

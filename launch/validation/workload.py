@@ -216,7 +216,7 @@ def _check_teacher(config: TrainConfig, workload: Workload) -> None:
     if algorithm.teacher is None:
         return
     teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.rollout.longest
     if config.model.path is None:
         check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]), longest)
     else:
