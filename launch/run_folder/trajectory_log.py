@@ -153,7 +153,7 @@ def find_task(directory: Path, task: object) -> list[Json]:
     the file of its update or evaluation, its reward and what became of it.
     """
     wanted = f'"task": {json.dumps(task)}'
-    found = []
+    found: list[Json] = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):
             text = trajectory_path(directory, kind, step).read_text(encoding="utf-8")
