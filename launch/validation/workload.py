@@ -171,7 +171,8 @@ def check_curriculum(curriculum: Curriculum | None, tasks: Dataset) -> None:
         return
     if not isinstance(curriculum, Curriculum):
         raise ConfigError(
-            f"curriculum={curriculum!r} is no Curriculum: make one, such as SuccessBand(low=0.1, high=0.9)."
+            f"curriculum={curriculum!r} has to be an object of a class that is derived from Curriculum, as "
+            "SuccessBand(low=0.1, high=0.9) is."
         )
     curriculum.check(tasks)
 
