@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -37,6 +38,13 @@ def module_parser(module: str, description: str | None) -> argparse.ArgumentPars
     """The parser of the arguments of a module that can be run; as of ``command_parser``."""
     layout = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(f"python -m {module}", description=description, formatter_class=layout)
+
+
+def positive(text: str) -> float:
+    """The value of an argument that is a number above 0."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return number
 
 
 def only_folder(arguments: list[str], module: str, description: str | None) -> Path:

@@ -29,7 +29,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from environments.command_name import command_parser, explained
+from environments.command_name import command_parser, explained, positive
 from launch.fault_injection.fault import send_signal
 from launch.fault_injection.other_nodes import OtherNodes
 from launch.fault_injection.process_tree import ProcessTree
@@ -53,6 +53,8 @@ COUNTED = (
     "stream/wasted_tokens_unwanted",
 )
 """Metrics whose sums are the costs of a storm."""
+
+_print = partial(print, flush=True)
 
 
 def storm(options: argparse.Namespace) -> int:
@@ -98,11 +100,6 @@ def _print_costs(record: StormRecord, run: RunRecords) -> None:
     _print(f"held-out reward: {', '.join(scores) or 'no evaluation yet'}")
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     below = argparse.ArgumentParser(add_help=False)
@@ -124,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     stormy.add_argument(
         "--address", metavar="HOST:PORT", help="of the run's cluster, to inject faults on its other nodes too"
     )
-    stormy.add_argument("--every", type=_positive, default=5.0, metavar="SECONDS", help="between two faults")
-    stormy.add_argument("--minutes", type=_positive, default=10.0)
+    stormy.add_argument("--every", type=positive, default=5.0, metavar="SECONDS", help="between two faults")
+    stormy.add_argument("--minutes", type=positive, default=10.0)
     stormy.add_argument(
         "--roles", nargs="+", default=list(ROLES), choices=ROLES, help="those that get faults"
     )
@@ -134,12 +131,6 @@ def parser() -> argparse.ArgumentParser:
     stormy.add_argument("--wait", action="store_true", help="check when the run has ended, its processes too")
     whole.set_defaults(command="list", below=None)
     return whole
-
-
-def _positive(text: str) -> float:
-    if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text} has to be above 0")
-    return number
 
 
 @explained()

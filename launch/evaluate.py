@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, TroupeError
@@ -20,7 +21,7 @@ from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder, served_model
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
-from launch.validation.gpus import check_gpus
+from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
 from launch.validation.trial import try_first_task
@@ -155,13 +156,8 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     errors = [each.error for each in trajectories if has_failed(each)]
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
-    correct = sum(each.succeeded for each in trajectories)
-    rewards = [each.reward for each in trajectories if is_judged(each)]
-    mean = sum(rewards) / len(rewards)
-    sys.stdout.write(
-        f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts) by "
-        f"{judges(Counter(each.judged_by for each in trajectories))}, mean reward {mean:.3f}\n"
-    )
+    judged_by = judges(Counter(each.judged_by for each in trajectories))
+    sys.stdout.write(f"{_result(trajectories, f' by {judged_by}')}\n")
     for name, value in environment_metrics(trajectories).items():
         number = sum(name in each.metrics for each in trajectories)
         sys.stdout.write(f"{name} {value:.3f} (mean of {number} rollouts)\n")
@@ -183,14 +179,15 @@ def report_sets(sizes: Mapping[str, int], trajectories: Sequence[Trajectory]) ->
     for name, size in sizes.items():
         part = trajectories[first : first + size]
         first += size
-        rewards = [each.reward for each in part if is_judged(each)]
-        if not name or not rewards:
-            continue
-        correct = sum(each.succeeded for each in part)
-        sys.stdout.write(
-            f"{name}: success {correct / size:.3f} ({correct} of {size} rollouts), mean reward "
-            f"{sum(rewards) / len(rewards):.3f}\n"
-        )
+        if name and any(map(is_judged, part)):
+            sys.stdout.write(f"{name}: {_result(part)}\n")
+
+
+def _result(trajectories: Sequence[Trajectory], by: str = "") -> str:
+    """Success and reward of trajectories, of which one at least is judged."""
+    correct, number = sum(each.succeeded for each in trajectories), len(trajectories)
+    mean = fmean(each.reward for each in trajectories if is_judged(each))
+    return f"success {correct / number:.3f} ({correct} of {number} rollouts){by}, mean reward {mean:.3f}"
 
 
 COMMAND = Command(

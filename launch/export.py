@@ -18,7 +18,6 @@ set. The hub gets weights, tokenizer and a model card that is made from the run,
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,8 +29,9 @@ import pyarrow.parquet as pq
 
 from environments.command_name import command_parser, explained
 from environments.data.trajectory_json import plain_json
+from environments.disk import replaced
 from environments.errors import ConfigError, TroupeError
-from launch.reporting.inspect_log import InspectLog, written_at
+from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
@@ -43,7 +43,6 @@ from launch.run_folder.trajectory_log import (
     KeptTrajectory,
     kept_steps,
     read_kept,
-    trajectory_path,
 )
 
 if TYPE_CHECKING:
@@ -88,13 +87,15 @@ def export_parquet(run: Path, target: Path) -> int:
     """
     steps = _steps(run)
     num_rows = 0
-    temporary = target.with_name(f".{target.name}.tmp")
-    with writing_to(target), pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+    with (
+        writing_to(target),
+        replaced(target) as unfinished,
+        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
+    ):
         for kind, step in steps:  # one at a time: a run may hold more than memory does
             table = pa.Table.from_pylist([*_rows(kind, step, read_kept(run, kind, step))], SCHEMA)
             writer.write_table(table)
             num_rows += len(table)
-    os.replace(temporary, target)
     return num_rows
 
 
@@ -115,14 +116,7 @@ def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
     num_trajectories = 0
     for kind, step in steps:
         kept = read_kept(run, kind, step)
-        log = InspectLog(
-            run=run,
-            kind=kind,
-            step=step,
-            created=written_at(trajectory_path(run, kind, step)),
-            token_text=token_texts(run),
-        )
-        log.write(folder, kept)
+        InspectLog(run=run, kind=kind, step=step, token_text=token_texts(run)).write(folder, kept)
         num_trajectories += len(kept)
     return num_trajectories, len(steps)
 
@@ -139,8 +133,7 @@ def hub_of(name: str) -> HfApi:
         raise ConfigError(f"--hub {name!r} is no name of a model on the hub: write OWNER/NAME.")
     if (token := get_token()) is None:
         raise ConfigError(
-            "--hub needs a token of the Hugging Face hub that may write, and there is none: set HF_TOKEN, or "
-            "log in by `hf auth login`."
+            "--hub needs a token that may write, and there is none: set HF_TOKEN, or run `hf auth login`."
         )
     return HfApi(token=token)
 
@@ -169,8 +162,7 @@ def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
             address = hub.create_repo(name, private=not public, exist_ok=True)
             if not public and not hub.model_info(name).private:
                 raise ConfigError(
-                    f"--hub {name} is on the hub already, where all can see it: add --public to write there, "
-                    "or choose another name."
+                    f"--hub {name} is there, where all can see it: add --public, or choose another name."
                 )
             hub.upload_folder(
                 repo_id=name, folder_path=folder, commit_message=f"Add {checkpoint.name} of a Troupe run"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
+from itertools import takewhile
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
@@ -33,32 +34,22 @@ NEEDS_A_MODEL = "A served model has it: add --base-url."
 MODEL_SETTINGS = ("rollout.temperature", "model.chat_template_kwargs")
 
 
-class Shown:
-    """Prints the messages of a conversation as they are added."""
+class Person:
+    """The person at the keyboard, to whom each message is shown once."""
 
     def __init__(self) -> None:
         self._num_shown = 0
 
-    def show(self, messages: list[Message]) -> None:
-        """Print the messages that have not been shown yet."""
+    def answer(self, messages: list[Message]) -> str:
+        """The answer to ``messages``. Raises ``SamplerError`` when there is none left."""
         for message in messages[self._num_shown :]:
             sys.stdout.write(f"--- {message['role']}\n{message['content']}\n")
         self._num_shown = len(messages)
-
-
-def typed(shown: Shown, messages: list[Message]) -> str:
-    """The answer of the person at the keyboard. Raises ``SamplerError`` when there is none left."""
-    shown.show(messages)
-    sys.stdout.write("--- you, ended by an empty line\n")
-    sys.stdout.flush()
-    lines = []
-    for line in sys.stdin:
-        if not line.strip():
-            break
-        lines.append(line.rstrip("\n"))
-    if not lines:
+        sys.stdout.write("--- you, ended by an empty line\n")
+        sys.stdout.flush()
+        if lines := list(takewhile(str.strip, sys.stdin)):
+            return "".join(lines).rstrip("\n")
         raise SamplerError("No answer was typed: the episode ends here.")
-    return "\n".join(lines)
 
 
 def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler) -> Trajectory:
@@ -101,7 +92,7 @@ def play_and_show(config: TrainConfig, task: int, base_url: str | None, model: s
     check_bounds(config)
     workload = workload_of(config)
     sampler: Sampler = (
-        ScriptedSampler(partial(typed, Shown()))
+        ScriptedSampler(Person().answer)
         if base_url is None
         else OpenAISampler(base_url, model, chat_template_kwargs=config.model.chat_template_kwargs)
     )

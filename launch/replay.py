@@ -28,7 +28,6 @@ from pathlib import Path
 
 from actors.learning.learner_group import LearnerGroup
 from environments.command_name import command_parser, explained
-from environments.types import TrajectoryGroup
 from launch.run_folder.lock import writing_to
 from launch.settings.tree import TrainConfig
 from launch.training.past_run import Beginning, PastRun, stage_of_next_update
@@ -100,15 +99,15 @@ class Replay:
         with ExitStack() as ending:
             stage = stage_of_next_update(chosen_stages(run.config), beginning.progress)
             learner = ending.enter_context(self.start_learner(run, run.config, stage))
-            past = Recomputation.begin(run.config, learner, beginning.progress, beginning.checkpoint)
+            past = Recomputation(run.config, learner, beginning.progress, beginning.checkpoint)
             are_same = []
-            while past.progress.step < update - 1:
+            for earlier in range(past.progress.step + 1, update):
                 past.begin_stage()
-                are_same.append(self._compare(past.progress.step + 1, past.update(self._groups(past))))
+                are_same.append(self._compare(earlier, past.update(run.groups(earlier))))
             has_begun = past.begin_stage()
             state = None if change.is_none else self._state(past, beginning, has_begun)
             progress = deepcopy(past.progress)
-            as_it_was = past.update(self._groups(past), state)
+            as_it_was = past.update(run.groups(update), state)
             are_same += [self._compare(update, as_it_was), self._compare_weights(update, learner)]
             if state is None:
                 return ReplayedUpdate(all(are_same), as_it_was, None)
@@ -116,13 +115,9 @@ class Replay:
                 ending.close()  # before the next one starts, which may need its place
                 stage = stage_of_next_update(chosen_stages(config), progress)
                 learner = ending.enter_context(self.start_learner(run, config, stage))
-            changed = Recomputation.begin(config, learner, progress, state).update(groups, state)
+            changed = Recomputation(config, learner, progress, state).update(groups, state)
         self.write(table(f"With {change}:", as_it_was, changed))
         return ReplayedUpdate(all(are_same), as_it_was, changed)
-
-    def _groups(self, past: Recomputation) -> list[TrajectoryGroup]:
-        """The groups of the next update."""
-        return self.run.groups(past.progress.step + 1)
 
     def _state(self, past: Recomputation, beginning: Beginning, has_begun: bool) -> Path:
         """A folder with the state of the learner now, from which an update is made several times."""

@@ -23,7 +23,6 @@ from ray.exceptions import RayError
 
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import join
-from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
 from actors.serving.replicas import policy_servers, resize
 from environments.command_name import command_parser, explained
@@ -46,14 +45,6 @@ def chosen(option: str, present: Sequence[str], name: str | None) -> str:
     if not present:
         raise ConfigError("No run is going on in this cluster, so there is nothing to change the size of.")
     raise ConfigError(f"{option} {name or ''}: choose one of those that are there ({', '.join(present)}).")
-
-
-def summary_line(status: FleetStatus) -> str:
-    """Line on a fleet."""
-    return (
-        f"{status.num_actors} actors, {status.num_ready} of them up, {status.num_running} playing; "
-        f"{status.num_waiting} requests wait"
-    )
 
 
 @explained(RayError)
@@ -82,7 +73,10 @@ def main(arguments: list[str]) -> int:
             resize(chosen("--server", list(policy_servers()), options.server), options.replicas)
         for name, fleet in present.items():
             (status,) = get_or_raise([fleet.status.remote()], "The fleet")
-            sys.stdout.write(f"{name}: {summary_line(status)}\n")
+            sys.stdout.write(
+                f"{name}: {status.num_actors} actors, {status.num_ready} of them up, {status.num_running} "
+                f"playing; {status.num_waiting} requests wait\n"
+            )
         servers = policy_servers()
         for name, states in servers.items():
             replicas = ", ".join(f"{number} {state.lower()}" for state, number in states.items())

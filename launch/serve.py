@@ -27,8 +27,14 @@ from launch.run_folder.model_paths import (
 )
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
-from launch.validation.gpus import check_gpus
-from launch.validation.serving import DEFAULT_PORT, check_base_model, check_engine, check_tool_parsers
+from launch.validation.resources import check_gpus
+from launch.validation.serving import (
+    DEFAULT_PORT,
+    check_address,
+    check_base_model,
+    check_engine,
+    check_tool_parsers,
+)
 from launch.validation.settings import check_fleet
 from launch.validation.trial import try_first_task
 from launch.validation.workload import check_classes
@@ -48,7 +54,7 @@ def serve(config: TrainConfig) -> None:
         TroupeError: something is wrong that its message explains, or a part has died that answers need.
     """
     from actors.ray_tools.connect import joins_cluster
-    from launch.cluster.serve_address import check_address, check_answers, client_url
+    from launch.cluster.serve_address import check_answers, client_url
 
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
     config = replace(config, server=replace(config.server, http_port=port))
@@ -140,8 +146,7 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
     """The folders of ``server.adapters`` by name. Raises ``ConfigError`` for what cannot be served."""
     if MODEL_NAME in adapters:
         raise ConfigError(
-            f"server.adapters calls an adapter {MODEL_NAME!r}, which is the name of the model itself: choose "
-            "another one."
+            f"server.adapters has {MODEL_NAME!r}, the name of the model itself: choose another one."
         )
     folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
     checkpoint = Path(model_path).resolve().parent

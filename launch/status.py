@@ -11,9 +11,7 @@ A part that does not answer within two seconds is named. The last line of each r
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import sys
 import time
 
@@ -21,20 +19,12 @@ import ray
 from ray.exceptions import RayError
 
 from actors.ray_tools.connect import join
-from environments.command_name import command_parser, explained
+from environments.command_name import command_parser, explained, positive
 from launch.health.heartbeat import run_heartbeats
 from launch.health.inspection import inspect
 from launch.health.run_report import RunReport, as_data, report_text
 
 NOTHING = "No training is going on in this cluster.\n"
-
-
-def seconds(text: str) -> float:
-    """The value of ``--every``."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0.")
-    return value
 
 
 def render(states: list[RunReport], is_json: bool) -> str:
@@ -49,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = command_parser("status", __doc__)
     parser.add_argument("--address", help="HOST:PORT of the cluster, if this machine has none or several")
-    parser.add_argument("--every", type=seconds, metavar="SECONDS", help="look again, until Ctrl-C")
+    parser.add_argument("--every", type=positive, metavar="SECONDS", help="look again, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print data instead of text")
     options = parser.parse_args(arguments)
     try:

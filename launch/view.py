@@ -9,7 +9,6 @@ talk with a model that is served (TROUPE_API_KEY is its key). It listens on this
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from environments.errors import ConfigError
 from launch.reporting.tracker import METRICS
 from launch.run_folder.model_paths import RUNS
 from launch.run_folder.trajectory_log import FOLDER
-from launch.validation.serving import DEFAULT_PORT
+from launch.validation.serving import DEFAULT_PORT, check_address
 
 PORT = 8010
 HOST = "127.0.0.1"
@@ -45,18 +44,6 @@ def run_folders(given: Sequence[str]) -> list[Path]:
     return folders
 
 
-def check_port(port: int) -> None:
-    """Raise ``ConfigError`` unless ``port`` can be listened on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"--port {port} cannot be listened on ({error}): choose another one."
-            ) from error
-
-
 def check_server(address: str) -> None:
     """Raise ``ConfigError`` unless ``address`` can be that of a server."""
     parts = urlsplit(address)
@@ -74,7 +61,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--server", default=SERVER, help="address of the policy server to talk to")
     options = parser.parse_args(arguments)
     folders = run_folders(options.runs)
-    check_port(options.port)
+    check_address(HOST, options.port, "--port ")
     check_server(options.server)
     import uvicorn
 

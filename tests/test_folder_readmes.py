@@ -14,7 +14,7 @@ READMES = [
     for path in (ROOT / layer).rglob("README.md")
 ]
 
-STAGES = ("expert_iteration", "policy_update", "preferences", "reinforce", "warm_start")
+STAGES = ("base", "expert_iteration", "policy_update", "preferences", "reinforce", "warm_start")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
@@ -33,7 +33,10 @@ def test_files_that_a_folder_names_exist(readme: Path) -> None:
         (r"\bDefinition\(\n", ["policies/learning/algorithms.py"]),  # an algorithm is added
         (r"\(WeightTransport\)", ["actors/weights/files.py", "actors/weights/object_store.py"]),
         (r"\(Engine\)", ["policies/engines/vllm.py"]),
-        (r"\((PolicyUpdate)?Stage\)", [f"launch/training/stages/{name}.py" for name in STAGES]),
+        (
+            r"class \w+\((PolicyUpdate|Supervised)?Stage\b",
+            [f"launch/training/stages/{name}.py" for name in STAGES],
+        ),
         (r"start_actor\(\s*RolloutFleet\b", ["actors/rollouts/service.py"]),  # a fleet is started
         (r"\bray\.init\(", ["actors/ray_tools/connect.py"]),
     ],

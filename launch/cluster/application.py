@@ -57,8 +57,7 @@ def _check_deployable(config: TrainConfig, settings: list[str]) -> None:
         )
     for setting in sorted({"server.http_host", "server.http_port"}.intersection(named_settings(settings))):
         raise ConfigError(
-            f"{setting} has no effect here: leave it out. The address stands in http_options of the Serve "
-            "config file."
+            f"{setting} has no effect here: leave it out, and set http_options of the Serve config file."
         )
     if not read_keys(config.server.access.keys_file):
         raise ConfigError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
@@ -17,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 from actors.settings import ServerConfig
 from actors.timing import APPLICATION_END_SECONDS
 from environments.errors import ConfigError, SamplerError
+from launch.validation.serving import check_address
 
 ADDRESS_POLL_SECONDS = 0.5
 
@@ -44,20 +43,6 @@ def claim_address(server: ServerConfig) -> None:
         check_address(server.http_host, server.http_port)
 
 
-def check_address(host: str, port: int) -> None:
-    """Check that the address can be listened on. Raises ``ConfigError``."""
-    with socket.socket() as probe:
-        # As servers do: connections that were closed a moment ago do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
-                f"server.http_port={port + 1}, or end the program that has it."
-            ) from error
-
-
 def client_url(host: str, port: int) -> str:
     """Base URL for clients on this machine of a server that listens on ``host``."""
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/v1"
@@ -69,7 +54,7 @@ def check_answers(url: str) -> None:
         # It needs no key, and only their digests are known here.
         with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):
             return
-    except (urllib.error.URLError, OSError) as error:
+    except OSError as error:  # urllib's, too
         raise SamplerError(
             f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
             "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -85,12 +84,8 @@ def policy_app(
 
 
 def _turn(config: TrainConfig, model_path: str) -> Turn:
-    def announce(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
     program = f"the server of {model_path} (process {os.getpid()} on {socket.gethostname()})"
-    return session.start_turn(config, program, lambda _: None, announce)
+    return session.start_turn(config, program, lambda _: None, partial(print, flush=True))
 
 
 def agents(

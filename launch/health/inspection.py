@@ -127,6 +127,4 @@ def ray_lives() -> bool:
     return any(is_alive(raylet) for raylet in raylets_here())
 
 
-@ray.remote(num_cpus=0, max_retries=0)
-def _processes() -> Sequence[Process]:
-    return processes_here()
+_processes = ray.remote(num_cpus=0, max_retries=0)(processes_here)

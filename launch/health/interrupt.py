@@ -20,7 +20,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._pending = False
+        self.is_pending = False
+        """True for a signal in an atomic section that an error has ended before the interrupt was raised."""
         self._raised = False
         self.was_cut = False
         """True once an error or a second signal has ended an atomic section early: its state is not saved."""
@@ -53,7 +54,7 @@ class Interrupts:
         Another thread calls this when it finds that the run cannot go on.
         """
         self.error = error
-        self._pending = True  # not put off
+        self.is_pending = True  # not put off
         os.kill(os.getpid(), signal.SIGINT)
 
     def raise_if_interrupted(self) -> None:
@@ -63,11 +64,6 @@ class Interrupts:
         """
         if self._raised:
             raise KeyboardInterrupt
-
-    @property
-    def is_pending(self) -> bool:
-        """Signal in an atomic section that an error has ended before the interrupt could be raised."""
-        return self._pending
 
     @contextmanager
     def atomic_section(self) -> Iterator[None]:
@@ -80,13 +76,13 @@ class Interrupts:
             raise
         finally:
             self._depth -= 1
-        if self._pending and self._depth == 0:
-            self._pending, self._raised = False, True
+        if self.is_pending and self._depth == 0:
+            self.is_pending, self._raised = False, True
             raise KeyboardInterrupt
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._depth and not self._pending:
-            self._pending = True
+        if self._depth and not self.is_pending:
+            self.is_pending = True
             return
-        self._pending, self._raised = False, True
+        self.is_pending, self._raised = False, True
         raise KeyboardInterrupt

@@ -105,7 +105,7 @@ def verdict(state: RunReport) -> str:
     if heartbeat.activity in START_PHRASES.values():
         free = ", ".join(f"{state.free.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))
         return f"{loop}. In the cluster {free} are free for it."
-    if _stream_is_full(state):
+    if state.stream is not None and state.stream[0] >= state.stream[1]:
         return f"{loop}. The rollout actors wait for it: the stream is full."
     return f"{loop}."
 
@@ -162,10 +162,6 @@ def _server(sampling: QueueStatus | None) -> str:
         return f"{sampling.num_waiting} requests wait until a replica serves the version that they need."
     busy = ", ".join(f"{each.num_running} at {name}" for name, each in live.items())
     return f"The policy server has them: {busy}."
-
-
-def _stream_is_full(state: RunReport) -> bool:
-    return state.stream is not None and state.stream[0] >= state.stream[1]
 
 
 def _sentence(text: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environments.errors import TroupeError
 from launch.reporting.metrics import FRESH_MISMATCH
-from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
+from launch.reporting.tracker import read_metrics, read_settings
 from launch.run_folder.consumed_log import Consumed, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
 from launch.settings.tree import TASKS
@@ -51,11 +50,7 @@ class RunRecords:
 
 def read_run(directory: Path) -> RunRecords:
     """The records of the run in ``directory``. Raises ``TroupeError`` if there are none yet."""
-    if not (directory / SETTINGS).exists():
-        raise TroupeError(
-            f"{directory} has no {SETTINGS}: name the folder of a run, which is its run.directory."
-        )
-    _, settings = read_settings(directory / SETTINGS)
+    _, settings = read_settings(directory)
     versions = {
         kept.trajectory.rollout_id: [
             version

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ from environments.disk import replaced
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
-from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory
+from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory, trajectory_path
 
 Json = dict[str, Any]
 
@@ -47,19 +48,23 @@ class InspectLog:
         run: the run's folder.
         kind: "step" for an update, "eval" for an evaluation.
         step: after how many updates.
-        created: when the trajectories were written.
         token_text: the text of a token by its id.
     """
 
     run: Path
     kind: str
     step: int
-    created: datetime
     token_text: Callable[[int], str]
 
     @property
     def name(self) -> str:
         return f"{self.kind}_{self.step:06d}"
+
+    @cached_property
+    def created(self) -> str:
+        """Time at which the trajectories were written."""
+        seconds = int(trajectory_path(self.run, self.kind, self.step).stat().st_mtime)
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
 
     def write(self, folder: Path, kept: Sequence[KeptTrajectory]) -> Path:
         """Write ``kept`` into ``folder``, as a file that appears when it is whole; return its path.
@@ -84,7 +89,7 @@ class InspectLog:
         return target
 
     def _header(self, kept: Sequence[KeptTrajectory], epochs: Counter[str]) -> Json:
-        created = self.created.isoformat()
+        created = self.created
         log_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run.resolve()}/{self.name}/{created}").hex
         played = [each.trajectory for each in kept if each.outcome != BASELINE]
         usage = _usage([completion for each in kept for completion in each.trajectory.own_completions])
@@ -128,7 +133,7 @@ class InspectLog:
             "messages": pool.now,
             "output": outputs[-1] if outputs else {"model": AGENT, "choices": []},
             "scores": {
-                "reward": {"value": trajectory.reward, "explanation": _ending(trajectory)},
+                "reward": {"value": trajectory.reward, "explanation": str(trajectory.termination_reason)},
                 "success": {
                     "value": trajectory.succeeded,
                     "explanation": f"judged by {trajectory.judged_by}",
@@ -182,13 +187,7 @@ class InspectLog:
         ]
 
     def _event(self, kind: str, name: str, values: Json) -> Json:
-        return {
-            "event": kind,
-            "uuid": name,
-            "timestamp": self.created.isoformat(),
-            "working_start": 0.0,
-            **values,
-        }
+        return {"event": kind, "uuid": name, "timestamp": self.created, "working_start": 0.0, **values}
 
     def _output(self, step: Step, model: str, message: Json) -> Json:
         completion = step.completion
@@ -215,11 +214,6 @@ class InspectLog:
         }
 
 
-def written_at(path: Path) -> datetime:
-    """Time at which ``path`` was written."""
-    return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-
-
 def _sample_id(kept: KeptTrajectory) -> str:
     return kept.group_id or kept.trajectory.rollout_id
 
@@ -234,7 +228,7 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "group_id": kept.group_id,
         "rollout_id": trajectory.rollout_id,
         "fate": kept.outcome,
-        "ended_by": _ending(trajectory),
+        "ended_by": str(trajectory.termination_reason),
         "judged_by": trajectory.judged_by,
         "policy_versions": sorted(versions),
         "advantages": kept.advantages,
@@ -243,10 +237,6 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "forked_from": trajectory.forked_from,
         "num_shared_turns": trajectory.num_shared_turns,
     }
-
-
-def _ending(trajectory: Trajectory) -> str:
-    return str(trajectory.termination_reason)
 
 
 def _usage(completions: Sequence[Completion]) -> Json:

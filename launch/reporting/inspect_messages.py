@@ -158,12 +158,8 @@ def _calls(calls: Iterable[Mapping[str, Any]], name: str) -> list[Json]:
 
 def _call(call: Mapping[str, Any], name: str) -> Json:
     function = call["function"]
-    short: Json = {
-        "id": str(call.get("id") or name),
-        "function": str(function.get("name")),
-        "type": "function",
-    }
     given = function.get("arguments")
+    short = {"id": str(call.get("id") or name), "function": str(function.get("name")), "type": "function"}
     try:
         arguments = json.loads(given) if isinstance(given, str) else given
     except ValueError:

@@ -39,8 +39,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     named = environment_metrics(trajectories)
     if taken := sorted(name for name in named if is_standard(f"rollout/{name}")):
         raise ConfigError(
-            f"compute_metrics() of the environment names a metric {taken[0]!r}, which every run reports "
-            "already: choose another name."
+            f"compute_metrics() names a metric {taken[0]!r}, which every run reports: choose another name."
         )
     return metrics | {f"rollout/{name}": value for name, value in named.items()}
 
@@ -254,20 +253,16 @@ def time_metrics(stages: Mapping[str, float], step_seconds: float) -> dict[str, 
         stages: seconds by name, such as ``time/learn``.
         step_seconds: wall time of the step, above 0.
     """
-    idle = idle_share(0.0, sum(stages.get(stage, 0.0) for stage in LEARNER_STAGES), step_seconds)
+    idle = idle_share(sum(stages.get(stage, 0.0) for stage in LEARNER_STAGES), step_seconds)
     return {**stages, "time/step": step_seconds, "time/learner_idle": idle}
 
 
-def idle_share(busy_before: float, busy_after: float, wall_seconds: float, num_workers: int = 1) -> float:
-    """The share of ``num_workers`` workers' time that was not busy.
+def idle_share(busy_seconds: float, seconds: float) -> float:
+    """The share of the workers' ``seconds``, added up, in which they were not busy.
 
-    Args:
-        busy_before: their busy seconds, added up, when ``wall_seconds`` began.
-        busy_after: the same when they ended. A worker that was replaced in between has begun at 0 again: the
-            share is kept within 0 and 1.
+    A worker that was replaced meanwhile has begun to count at 0 again: the share is kept within 0 and 1.
     """
-    available = wall_seconds * num_workers
-    return min(1.0, max(0.0, 1 - (busy_after - busy_before) / available)) if available > 0 else 0.0
+    return min(1.0, max(0.0, 1 - busy_seconds / seconds)) if seconds > 0 else 0.0
 
 
 # -- engine and learner --------------------------------------------------------------------------------

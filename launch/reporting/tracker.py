@@ -14,7 +14,7 @@ import yaml
 
 from environments.command_name import command_name
 from environments.data.trajectory_json import plain_json
-from environments.errors import ConfigError
+from environments.errors import ConfigError, TroupeError
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
 from launch.reporting.goal import Goal
@@ -62,7 +62,8 @@ class Tracker:
         self._has_passing_line = False
         self._first_step = last_step
         self._file = JsonlLog(directory / METRICS, last_step)
-        self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
+        self.evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
+        """The steps whose evaluation is recorded, those from before a resume included."""
         self._alarms = JsonlLog(directory / ALARMS, last_step)
         self._new_alarms: list[str] = []
         self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
@@ -71,11 +72,6 @@ class Tracker:
         """The metric at whose value the run ends early, compared with all records, also those of before."""
         for record in self._file.kept:
             self.goal.note(record)
-
-    @property
-    def evaluated(self) -> frozenset[int]:
-        """The steps whose evaluation is recorded, those from before a resume included."""
-        return frozenset(self._evaluated)
 
     def announce(self, text: str) -> None:
         """Print one line about the state of the run, with the seconds since its start."""
@@ -149,8 +145,8 @@ class Tracker:
 
         One evaluation is recorded per step: the first, also if the run was resumed in between.
         """
-        if step not in self._evaluated:
-            self._evaluated.add(step)
+        if step not in self.evaluated:
+            self.evaluated.add(step)
             self._record("eval", step, metrics, groups, {})
         sets = "".join(
             f", {name.split('/')[1]} {value:.3f}"
@@ -242,8 +238,13 @@ class Tracker:
             sys.stdout.flush()
 
 
-def read_settings(path: Path) -> tuple[str, Any]:
-    """The settings file of a run, as text and as data. Raises ``ConfigError`` where it is damaged."""
+def read_settings(run: Path) -> tuple[str, Any]:
+    """The settings file in the folder ``run``, as text and as data. Raises ``TroupeError`` without one, or
+    for one that is damaged.
+    """
+    path = run / SETTINGS
+    if not path.exists():
+        raise TroupeError(f"{run} has no {SETTINGS}: name the folder of a run, which is its run.directory.")
     try:
         text = path.read_text(encoding="utf-8")
         return text, yaml.safe_load(text)

@@ -2,56 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import ray
-from ray.exceptions import ActorUnavailableError
-
 from actors.rollouts.fleet_report import FleetStatus
 from launch.reporting.metrics import idle_share
 from policies.sampler import QueueStatus
-
-
-class Counted(Protocol):
-    """A rollout service, as far as its counts go."""
-
-    def request_status(self) -> list[ray.ObjectRef]:
-        """Request the counts; ``status`` waits for them."""
-        ...
-
-    def status(self, references: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
-        """The counts of the fleet and of the engines."""
-        ...
-
-
-class Utilization:
-    """Reads how busy the fleet and the engines of a rollout service are, and compares two readings.
-
-    Args:
-        service: that of the training.
-    """
-
-    def __init__(self, service: Counted) -> None:
-        self._service = service
-        self._counts = CountDifference()
-        self._references: list[ray.ObjectRef] = []
-
-    def begin(self) -> None:
-        """Count from here on."""
-        self.request()
-        self.since_last()
-
-    def request(self) -> None:
-        """Request the counts; not when fleet and engines have just got work, which comes first."""
-        self._references = self._service.request_status()
-
-    def since_last(self) -> dict[str, float]:
-        """Metrics of the time between the last two readings; none while Ray starts an actor anew."""
-        try:
-            return self._counts.since_last(*self._service.status(self._references))
-        except ActorUnavailableError:
-            self._counts = CountDifference()
-            return {}
 
 
 class CountDifference:
@@ -78,18 +31,14 @@ class CountDifference:
         ]
         busy = sum(after.busy_seconds - before.busy_seconds for after, before in engines)
         there = sum(after.seconds - before.seconds for after, before in engines)
+        seconds, played = fleet.seconds - fleet_before.seconds, fleet.busy_seconds - fleet_before.busy_seconds
         return {
-            "time/fleet_idle": idle_share(
-                fleet_before.busy_seconds,
-                fleet.busy_seconds,
-                fleet.seconds - fleet_before.seconds,
-                fleet.num_actors,
-            ),
-            "time/engine_idle": idle_share(0.0, busy, there),
+            "time/fleet_idle": idle_share(played, seconds * fleet.num_actors),
+            "time/engine_idle": idle_share(busy, there),
             "stream/actors": fleet.num_actors,
             "time/actors_ready": fleet.num_ready,
             "time/requests_waiting": (fleet.waited_seconds - fleet_before.waited_seconds)
-            / max(1e-9, fleet.seconds - fleet_before.seconds),
+            / max(1e-9, seconds),
             "stream/retries": fleet.num_retries - fleet_before.num_retries,
             "stream/resumed_turns": fleet.num_resumed_turns - fleet_before.num_resumed_turns,
             "stream/wasted_tokens_replayed": fleet.num_replayed_tokens - fleet_before.num_replayed_tokens,

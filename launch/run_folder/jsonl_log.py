@@ -27,12 +27,12 @@ class JsonlLog:
         self.kept = [record for record in read_records(path) if record["step"] <= last_step]
         """Records that were there already and stay."""
         with replaced(path) as unfinished:
-            unfinished.write_text("".join(map(_line, self.kept)), encoding="utf-8")
+            unfinished.write_text("".join(json.dumps(each) + "\n" for each in self.kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record, which is on the disk on return."""
-        self._file.write(_line(record))
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -61,7 +61,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                     f"{path}, line {number}, is no JSON ({error}): repair or delete that line."
                 ) from error
     return records
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record) + "\n"

@@ -36,14 +36,9 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     if not given.is_dir():
         if path == smollm2.NAME:
             return smollm2.smollm2_folder()
-        if given.is_file():
-            raise ConfigError(
-                f"{setting}={path!r} is a file: name the folder of a model, a checkpoint or a run."
-            )
-        if _is_local_path(path):
-            raise ConfigError(
-                f"{setting}={path!r} does not exist: name a model's folder, a checkpoint or a run."
-            )
+        if given.is_file() or _is_local_path(path):
+            fault = "is a file" if given.is_file() else "does not exist"
+            raise ConfigError(f"{setting}={path!r} {fault}: name a model's folder, a checkpoint or a run.")
         return path
     candidates = _candidates(given, HUGGINGFACE)
     for folder in candidates:
@@ -88,25 +83,16 @@ def _candidates(given: Path, part: str) -> list[Path]:
     return [given, given / part, *([latest / part] if latest else [])]
 
 
-def policy_version(folder: str) -> int:
-    """The version under which a run has published the model in ``folder``: that of its checkpoint, else 0.
+def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
+    """The model in ``folder`` as it is served: under the version of its checkpoint, as which its run has
+    published it, else 0.
 
     Raises:
         ConfigError: the checkpoint is damaged.
     """
     checkpoint = Path(folder).parent
-    return CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
-
-
-def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
-    """The model in ``folder`` as it is served: under the version that its run has published it as.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    return ServedModel(
-        path=folder, name=name, version=policy_version(folder), chat_template_kwargs=chat_template_kwargs
-    )
+    version = CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+    return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 
 def versions_of(model_path: str) -> dict[str, str]:

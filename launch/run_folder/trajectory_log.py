@@ -148,30 +148,21 @@ def _kept(line: Json) -> KeptTrajectory:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
-    """A trajectory of a task that was looked for: the row of the file of this update or evaluation."""
-
-    kind: str
-    step: int
-    row: int
-    reward: float
-    fate: str
-
-
-def find_task(directory: Path, task: object) -> list[Sighting]:
-    """Kept trajectories of ``task``, as a file has it, over the course of the training."""
+def find_task(directory: Path, task: object) -> list[Json]:
+    """Kept trajectories of ``task``, as a file has it, over the course of the training: of each the row in
+    the file of its update or evaluation, its reward and what became of it.
+    """
     wanted = f'"task": {json.dumps(task)}'
-    found = []
+    found: list[Json] = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):
             text = trajectory_path(directory, kind, step).read_text(encoding="utf-8")
             for row, line in enumerate(text.splitlines() if wanted in text else ()):
                 if wanted in line:  # only these are parsed: a run may have kept a hundred thousand
                     read = json.loads(line)
-                    place = Sighting(kind=kind, step=step, row=row, reward=read["reward"], fate=read["fate"])
-                    found.append(place)
-    return sorted(found, key=lambda each: (each.step, each.kind, each.row))
+                    outcome = {"reward": read["reward"], "fate": read["fate"]}
+                    found.append({"kind": kind, "step": step, "row": row, **outcome})
+    return sorted(found, key=lambda each: (each["step"], each["kind"], each["row"]))
 
 
 def first_completions(directory: Path) -> list[Completion]:

@@ -205,10 +205,7 @@ def _check(override: Override) -> None:
         raise ConfigError(f"{override.input_line} names no setting: write setting=value.")
     inside = [each for each in names if each.startswith(f"{name}.")]
     if override.is_delete() and (inside or name in names):
-        raise ConfigError(
-            f"{override.input_line} deletes a setting, and every setting has a value: write {name}=VALUE, or "
-            "leave it out."
-        )
+        raise ConfigError(f"{override.input_line} deletes a setting: write {name}=VALUE, or leave it out.")
     if inside and not isinstance(value, dict):
         raise ConfigError(f"{override.input_line}: {name} is a section. Set one in it: {', '.join(inside)}.")
     if name == RECIPE and not override.is_delete() and not isinstance(value, str):

@@ -7,7 +7,7 @@ warning, unless it has the value that is the rule now, as all have in the ``sett
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
 from typing import Any
@@ -113,25 +113,27 @@ def _nested(settings: Tree) -> Settings:
         place = next((each for each in DICTS if name.startswith(f"{each}.")), None)
         if place is None:
             result[name] = value
-            continue
-        inner = result[place] = deepcopy(dict(result.get(place) or {}))
-        *sections, key = name.removeprefix(f"{place}.").split(".")
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[key] = value
+        else:
+            *sections, key = name.removeprefix(f"{place}.").split(".")
+            _inner(result, place, sections)[key] = value
     return result
+
+
+def _inner(settings: Settings, name: str, sections: Sequence[str]) -> Settings:
+    """The dict behind ``sections`` in the one that is the setting ``name``: those that lack are made."""
+    inner = settings[name] = deepcopy(dict(settings.get(name) or {}))
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    return inner
 
 
 def _move(settings: Settings, place: str, usual: object, value: object) -> None:
     """Set the key of a setting that ``place`` names, unless it has none and ``value`` is the usual one."""
     name, _, path = place.partition(":")
-    inner = settings[name] = deepcopy(dict(settings.get(name) or {}))
     *sections, key = path.split(".")
-    if value == usual and key not in reduce(lambda each, section: each.get(section) or {}, sections, inner):
-        return
-    for section in sections:
-        inner = inner.setdefault(section, {})
-    inner[key] = value
+    present = reduce(lambda each, section: each.get(section) or {}, sections, settings.get(name) or {})
+    if value != usual or key in present:
+        _inner(settings, name, sections)[key] = value
 
 
 def _translate_optimizers(settings: Settings, before: Tree) -> None:

@@ -197,6 +197,11 @@ class RolloutConfig:
     """Most seconds of a rollout. One that takes longer is ended together with its actor."""
     forks: ForksConfig = field(default_factory=ForksConfig)
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a trajectory."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
     def limits(self, overlong_filter: bool = False) -> RolloutLimits:
         """The limits of one trajectory."""
         return RolloutLimits(

@@ -8,28 +8,17 @@ from contextlib import contextmanager
 
 from launch.health.heartbeat import START_PHRASES
 
-PHRASES = {
-    "time/wait": "waits for rollouts",
-    "time/score": "waits for the learner to score samples",
-    "time/credit": "computes advantages",
-    "time/learn": "waits for the learner's update",
-    "time/publish": "publishes weights",
-    "time/evaluate": "waits for an evaluation",
-    "time/checkpoint": "writes a checkpoint",
-    "time/rebuild": "rebuilds the learner",
+ACTIVITIES = {
+    "time/wait": ("waits for rollouts", "rollouts"),
+    "time/score": ("waits for the learner to score samples", "scores"),
+    "time/credit": ("computes advantages", "advantages"),
+    "time/learn": ("waits for the learner's update", "an update"),
+    "time/publish": ("publishes weights", "a published version"),
+    "time/evaluate": ("waits for an evaluation", "an evaluation"),
+    "time/checkpoint": ("writes a checkpoint", "a checkpoint"),
+    "time/rebuild": ("rebuilds the learner", "a rebuilt learner"),
 }
-"""Activities of the loop, by the name under which ``Clock`` measures their time."""
-RESULTS = {
-    "time/wait": "rollouts",
-    "time/score": "scores",
-    "time/credit": "advantages",
-    "time/learn": "an update",
-    "time/publish": "a published version",
-    "time/evaluate": "an evaluation",
-    "time/checkpoint": "a checkpoint",
-    "time/rebuild": "a rebuilt learner",
-}
-"""Results at the end of each activity."""
+"""Activities of the loop and their results, by the name under which ``Clock`` measures their time."""
 STARTING = "starts"
 
 
@@ -51,9 +40,9 @@ class Activity:
         return self._present[1]
 
     def seconds_since_results(self) -> dict[str, float]:
-        """Seconds since the loop last had each of ``RESULTS``, for those that it had."""
-        now = time.monotonic()
-        return {RESULTS[name]: now - self._ended[name] for name in RESULTS if name in self._ended}
+        """Seconds since the loop last had each of the results, for those that it had."""
+        now, ended = time.monotonic(), self._ended
+        return {result: now - ended[name] for name, (_, result) in ACTIVITIES.items() if name in ended}
 
     def begin(self, phrase: str) -> None:
         """Enter the activity that ``phrase`` describes, such as "waits for room"."""
@@ -72,9 +61,9 @@ class Activity:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Enter the activity ``name`` of ``PHRASES`` for the block, and return to the one before."""
+        """Enter the activity ``name`` of ``ACTIVITIES`` for the block, and return to the one before."""
         before = self.name
-        self._present = (PHRASES[name], time.monotonic())
+        self._present = (ACTIVITIES[name][0], time.monotonic())
         try:
             yield
             self._ended[name] = time.monotonic()

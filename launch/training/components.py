@@ -16,19 +16,25 @@ from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 
 
-@dataclass(frozen=True, kw_only=True)
-class Components:
+@dataclass(kw_only=True)
+class UpdateParts:
+    """Parts of a training, or of a replay, that compute an update."""
+
+    algorithm: Algorithm
+    learner: LearnerGroup
+    kl: KLController
+    comparison: EngineComparison
+
+
+@dataclass(kw_only=True)
+class Components(UpdateParts):
     """Parts of a running training for its stages: each takes those that it needs."""
 
     config: TrainConfig
     workload: Workload
-    algorithm: Algorithm
     model_path: str
     """Folder of the model that the training starts from."""
-    learner: LearnerGroup
     rollouts: Rollouts
-    comparison: EngineComparison
-    kl: KLController
     report: UpdateReport
     tracker: Tracker
     interrupts: Interrupts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayError
@@ -84,6 +85,7 @@ class LogprobProbe:
         ]
 
 
+@dataclass(frozen=True)
 class EngineComparison:
     """Compares log-probabilities of engine and learner on tokens that the newest version has sampled.
 
@@ -95,16 +97,11 @@ class EngineComparison:
         announce: called with a sentence on a probe that fails.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        algorithm: Algorithm,
-        learner: LearnerGroup,
-        probe: LogprobProbe | None,
-        announce: Callable[[str], None],
-    ) -> None:
-        self._is_replay, self._temperature = config.run.replay is not None, config.rollout.temperature
-        self._bypass, self._learner, self._probe, self._announce = algorithm.bypass, learner, probe, announce
+    config: TrainConfig
+    algorithm: Algorithm
+    learner: LearnerGroup
+    probe: LogprobProbe | None
+    announce: Callable[[str], None]
 
     def before_update(self, version: int, batches: Sequence[TrainBatch]) -> dict[str, float]:
         """Metrics of the difference under ``version``, the newest, if there are any tokens by it.
@@ -113,17 +110,17 @@ class EngineComparison:
             batches: the mini-batches of an update, before the update. Where none of them is scored, and in
                 bypass mode, a few samples are scored here.
         """
-        if self._is_replay:
+        if self.config.run.replay is not None:
             return {}
         fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
-        if self._bypass or not any(sample.old_logprobs for sample in fresh):
+        if self.algorithm.bypass or not any(sample.old_logprobs for sample in fresh):
             # In bypass mode the old log-probabilities are the engine's own.
             fresh = self._scored(fresh[:NUM_COMPARED])
         return metrics.mismatch_metrics(fresh or self._scored(self._probed(version)), version)
 
     def after_update(self, update: LearnerUpdate) -> dict[str, float]:
         """The same metrics as ``update`` has found them, where the newest version has sampled all tokens."""
-        if self._is_replay or not update.num_optimizer_steps:
+        if self.config.run.replay is not None or not update.num_optimizer_steps:
             return {}
         return {
             metrics.FRESH_MISMATCH: update.metrics["learn/rollout_logprob_diff_mean"],
@@ -132,20 +129,21 @@ class EngineComparison:
 
     def begin_probe(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """Have ``version``, which was just published, sample for the next ``before_update``."""
-        if self._probe is not None:
-            self._probe.begin(groups, version)
+        if self.probe is not None:
+            self.probe.begin(groups, version)
 
     def _probed(self, version: int) -> list[TrainingSample]:
         try:
-            return [] if self._probe is None else self._probe.take(version)
+            return [] if self.probe is None else self.probe.take(version)
         except RayError as error:  # the rollouts live without it
             last = str(error).strip().splitlines()[-1]
-            self._announce(f"Engine and learner were not compared under version {version}: {last}")
+            self.announce(f"Engine and learner were not compared under version {version}: {last}")
             return []
 
     def _scored(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """The samples with the learner's log-probabilities."""
         if not samples:
             return []
-        rows = self._learner.logprobs(TrainBatch(samples=tuple(samples), temperature=self._temperature))
+        temperature = self.config.rollout.temperature
+        rows = self.learner.logprobs(TrainBatch(samples=tuple(samples), temperature=temperature))
         return [sample.replaced(old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]

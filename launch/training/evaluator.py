@@ -30,6 +30,7 @@ class Evaluation:
     """The groups of each set of tasks that has a name."""
 
 
+@dataclass
 class Evaluator:
     """Evaluates on the training's rollout service between two updates, or on one of its own during them.
 
@@ -42,31 +43,26 @@ class Evaluator:
         pinned: the weight store of ``service``, if that is not the training's.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        sets: Mapping[str, Dataset],
-        service: RolloutService,
-        store: ray.actor.ActorHandle,
-        pinned: ray.actor.ActorHandle | None,
-    ) -> None:
-        self._config, self._sets, self._service = config, sets, service
-        self._store, self._pinned = store, pinned
-        self._pinned_version = 0
-        self._running: tuple[int, Future[Evaluation]] | None = None
+    config: TrainConfig
+    sets: Mapping[str, Dataset]
+    service: RolloutService
+    store: ray.actor.ActorHandle
+    pinned: ray.actor.ActorHandle | None
+    _pinned_version: int = 0
+    _running: tuple[int, Future[Evaluation]] | None = None
 
     def begin(self, step: int, version: int) -> None:
         """Begin to evaluate ``version``, the newest one, after ``step`` updates."""
         assert self._running is None, "one evaluation at a time: collect() comes before begin()"
-        if self._pinned is None:
+        if self.pinned is None:
             evaluated = Future[Evaluation]()
             evaluated.set_result(self._evaluate(step, version))
             self._running = step, evaluated  # not before: what is interrupted leaves nothing to wait for
             return
         if version > self._pinned_version:  # else nothing was learned since the last evaluation
             # Taken here and now: by the time that the thread runs there may be a newer one.
-            newest = ray.get(self._store.newest.remote())
-            ray.get(self._pinned.publish.remote(version, newest.pieces))
+            newest = ray.get(self.store.newest.remote())
+            ray.get(self.pinned.publish.remote(version, newest.pieces))
             self._pinned_version = version
         self._running = step, in_background(partial(self._evaluate, step, version), "evaluation")
 
@@ -88,13 +84,13 @@ class Evaluator:
         return evaluation
 
     def _evaluate(self, step: int, version: int) -> Evaluation:
-        self._service.wait_until_up()
+        self.service.wait_until_up()
         start = time.monotonic()
         requests = {
-            name: evaluation_requests(self._config, tasks, step, version, name)
-            for name, tasks in self._sets.items()
+            name: evaluation_requests(self.config, tasks, step, version, name)
+            for name, tasks in self.sets.items()
         }
-        played = self._service.stream.groups([each for of_set in requests.values() for each in of_set])
+        played = self.service.stream.groups([each for of_set in requests.values() for each in of_set])
         groups = {group.group_id: group for group in played}
         sets = {name: [groups[each.group_id] for each in of_set] for name, of_set in requests.items()}
         everything = [group for of_set in sets.values() for group in of_set]

@@ -1,13 +1,11 @@
-"""Order in which groups are trained on: ``rollout.group_order`` chooses it, and ``Rollouts`` follows it."""
+"""The order of completion, which ``rollout.group_order`` may choose for ``Rollouts``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from environments.types import Trajectory
-from launch.settings.tree import COMPLETION, RolloutConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,33 +17,7 @@ class RequestedGroup:
     """No token of it is older: the policy version at its request, or the oldest of what has come back."""
 
 
-class GroupOrder(Protocol):
-    """Decides which groups may be taken next."""
-
-    def candidates(
-        self, waiting: Sequence[RequestedGroup], version: int, num_used: int
-    ) -> Sequence[RequestedGroup]:
-        """Members of ``waiting`` that may be taken next, at least one: the first that is complete is.
-
-        Args:
-            waiting: requested and not taken, by their numbers; not empty.
-            version: of the policy that is going to learn.
-            num_used: places of its update that are used already.
-        """
-
-
-class TaskOrder:
-    """The groups in the order of the tasks, however long they take.
-
-    Which tasks an update is made of depends on no clock, and long rollouts are not put off.
-    """
-
-    def candidates(
-        self, waiting: Sequence[RequestedGroup], version: int, num_used: int
-    ) -> Sequence[RequestedGroup]:
-        return waiting[:1]
-
-
+@dataclass(frozen=True)
 class CompletionOrder:
     """Any complete group, the oldest first, as long as no other group becomes too old by that.
 
@@ -75,27 +47,26 @@ class CompletionOrder:
         max_staleness: versions by which a group may be behind the policy that learns from it.
     """
 
-    def __init__(self, groups_per_step: int, max_staleness: int) -> None:
-        self._groups_per_step = groups_per_step
-        self._max_staleness = max_staleness
+    groups_per_step: int
+    max_staleness: int
 
     def candidates(
         self, waiting: Sequence[RequestedGroup], version: int, num_used: int
     ) -> Sequence[RequestedGroup]:
+        """Members of ``waiting`` that may be taken next, at least one: the first that is complete is.
+
+        Args:
+            waiting: requested and not taken; not empty.
+            version: of the policy that is going to learn.
+            num_used: places of its update that are used already.
+        """
         oldest_first = sorted(waiting, key=lambda each: (each.version, each.number))
-        for ahead in range(self._max_staleness):
-            due = [each for each in oldest_first if each.version + self._max_staleness <= version + ahead]
-            num_places = self._groups_per_step * (ahead + 1) - num_used
+        for ahead in range(self.max_staleness):
+            due = [each for each in oldest_first if each.version + self.max_staleness <= version + ahead]
+            num_places = self.groups_per_step * (ahead + 1) - num_used
             if due and len(due) >= num_places:
                 return due
         return oldest_first
-
-
-def chosen_order(rollout: RolloutConfig) -> GroupOrder:
-    """The order of ``rollout.group_order``."""
-    if rollout.group_order == COMPLETION:
-        return CompletionOrder(rollout.groups_per_step, rollout.max_staleness)
-    return TaskOrder()
 
 
 def oldest_version(trajectory: Trajectory) -> float:

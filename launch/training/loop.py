@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from actors.rollouts.service import RolloutService
 from environments.command_name import command_name
@@ -54,6 +55,7 @@ SERVER_REMIND_SECONDS = 120.0
 """Seconds between two lines that say what a run waits for."""
 
 
+@dataclass(frozen=True)
 class TrainingLoop:
     """Takes the stages of a run through their steps.
 
@@ -67,17 +69,12 @@ class TrainingLoop:
         activity: what this loop is doing, for those who watch it.
     """
 
-    def __init__(
-        self,
-        run: Components,
-        state: RunState,
-        milestones: Milestones,
-        plan: TaskPlan,
-        services: Sequence[RolloutService],
-        activity: Activity,
-    ) -> None:
-        self._run, self._state, self.milestones, self._plan = run, state, milestones, plan
-        self._services, self._activity = services, activity
+    run: Components
+    state: RunState
+    milestones: Milestones
+    plan: TaskPlan
+    services: Sequence[RolloutService]
+    activity: Activity
 
     def train(self, stages: Sequence[Stage], budget: RestartBudget) -> None:
         """Train the policy through ``stages``, from where the run's progress is to their last step, or to the
@@ -89,9 +86,9 @@ class TrainingLoop:
         Raises:
             LearnerLostError: it was lost, and could not be rebuilt, or too often.
         """
-        run = self._run
+        run = self.run
         for stage in stages:
-            while stage.num_done(self._state) < stage.num_steps and not run.tracker.goal.reached:
+            while stage.num_done(self.state) < stage.num_steps and not run.tracker.goal.reached:
                 run.interrupts.raise_if_interrupted()
                 try:
                     self._train_stage(stage)
@@ -99,16 +96,16 @@ class TrainingLoop:
                     self._rebuild_learner(error, stage, budget)
         self._begin_rollouts()  # not begun yet where no stage rolls out: its policy is evaluated all the same
         run.interrupts.raise_if_interrupted()
-        self.milestones.evaluate_and_save(Clock(self._activity))
-        self._plan.announce_set_aside()
+        self.milestones.evaluate_and_save(Clock(self.activity))
+        self.plan.announce_set_aside()
         run.tracker.summary()
         # The agent with its tools too, if it can answer.
         agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
-        run.tracker.announce(f"Serve it: {command_name('serve')} {agent}model.path={self._state.directory}")
+        run.tracker.announce(f"Serve it: {command_name('serve')} {agent}model.path={self.state.directory}")
 
     def _train_stage(self, stage: Stage) -> None:
         """Do the steps of ``stage`` that are left."""
-        run, state = self._run, self._state
+        run, state = self.run, self.state
         if stage.num_done(state) == 0:  # else the checkpoint has brought optimizer, schedule and reference
             with run.interrupts.atomic_section():
                 run.learner.begin_phase(stage.optimizer, stage.num_schedule_steps)
@@ -116,7 +113,7 @@ class TrainingLoop:
             self._begin_rollouts()
         while stage.num_done(state) < stage.num_steps and not run.tracker.goal.reached:
             run.interrupts.raise_if_interrupted()
-            clock = Clock(self._activity)
+            clock = Clock(self.activity)
             if stage.rolls_out:
                 self.milestones.evaluate_and_save(clock)
                 if run.tracker.goal.reached:
@@ -125,38 +122,38 @@ class TrainingLoop:
             stage.step(run, state, clock)
             if not stage.rolls_out:  # else the wait for rollouts finds out
                 self.milestones.save_offline(before, stage.num_done(state))
-                for service in self._services:
+                for service in self.services:
                     service.check_start()
 
     # -- the first rollouts --------------------------------------------------------------------------
 
     def _begin_rollouts(self) -> None:
         """Wait for the policy server and request the first rollouts, unless that was done before."""
-        run = self._run
+        run = self.run
         if run.rollouts.have_begun:
             return
-        for service in self._services[:1]:
-            with self._activity.during_start("server"):
+        for service in self.services[:1]:
+            with self.activity.during_start("server"):
                 self._wait_for_server(service)
             self._announce_server()
             service.stream.watch(run.learner.check_ranks)
         run.report.begin()
-        run.rollouts.begin(self._plan.still_wanted(self._state.saved_stream()))
+        run.rollouts.begin(self.plan.still_wanted(self.state.saved_stream()))
         run.tracker.begin_steps()
 
     def _wait_for_server(self, service: RolloutService) -> None:
         """Return when rollouts can be requested. Raises the error that has kept the service from starting."""
         if not service.is_up:
-            self._run.tracker.announce("Waiting for the policy server.")
+            self.run.tracker.announce("Waiting for the policy server.")
         while not service.wait_until_up(SERVER_REMIND_SECONDS):
-            self._run.tracker.announce(
+            self.run.tracker.announce(
                 "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
                 "what is free, Serve's logs what keeps them)."
             )
 
     def _announce_server(self) -> None:
         """Announce what serves the policy, and where OpenAI clients find it if they do: a run needs none."""
-        announce, config, server = self._run.tracker.announce, self._run.config, self._run.config.server
+        announce, config, server = self.run.tracker.announce, self.run.config, self.run.config.server
         announce(
             f"Policy server: {server.num_replicas} replica(s); {config.fleet.num_actors} rollout actors."
         )
@@ -180,14 +177,14 @@ class TrainingLoop:
             LearnerLostError: the published weights make no learner, or a rank has died again. Then, too, the
                 run has to go on from its checkpoint.
         """
-        run, state = self._run, self._state
+        run, state = self.run, self.state
         folder = state.checkpoints.latest()
         if folder is None or not self._can_rebuild(stage, CheckpointFolder.progress(folder).stage_steps):
             raise error
         if run.interrupts.is_pending or not budget.allow(time.monotonic()):
             raise error
         run.tracker.announce(f"{error} The learner is being rebuilt; engines and rollout actors go on.")
-        with run.interrupts.atomic_section(), Clock(self._activity).measure("time/rebuild"):
+        with run.interrupts.atomic_section(), Clock(self.activity).measure("time/rebuild"):
             try:
                 version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))
             except LearnerLostError:
@@ -219,7 +216,7 @@ class TrainingLoop:
         Args:
             saved_steps: of the stages, in the newest checkpoint.
         """
-        config = self._run.config
+        config = self.run.config
         return (
             config.rollout.max_staleness > 0
             and stage.rolls_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from actors.learning.learner_group import LearnerGroup
 from environments.types import JudgedBy
 from launch.health.interrupt import Interrupts
@@ -16,6 +18,7 @@ from launch.training.run_state import RunState
 from policies.learning.samples import is_judged
 
 
+@dataclass(frozen=True)
 class Milestones:
     """Evaluates and saves a run: as often as its settings say, and when it ends before its time.
 
@@ -25,25 +28,19 @@ class Milestones:
         learner, rollouts: their states make a checkpoint.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        num_updates: int,
-        state: RunState,
-        evaluator: Evaluator | None,
-        learner: LearnerGroup,
-        rollouts: Rollouts,
-        tracker: Tracker,
-        interrupts: Interrupts,
-    ) -> None:
-        self._config, self._num_updates, self._state = config, num_updates, state
-        self._evaluator, self._learner, self._rollouts = evaluator, learner, rollouts
-        self._tracker, self._interrupts = tracker, interrupts
+    config: TrainConfig
+    num_updates: int
+    state: RunState
+    evaluator: Evaluator | None
+    learner: LearnerGroup
+    rollouts: Rollouts
+    tracker: Tracker
+    interrupts: Interrupts
 
     def evaluate_and_save(self, clock: Clock) -> None:
         """Do what is due after as many updates as there were."""
-        progress, evaluator = self._state.progress, self._evaluator
-        evaluate, keeps_best = self._evaluation_due(), self._config.run.best_metric is not None
+        progress, evaluator = self.state.progress, self.evaluator
+        evaluate, keeps_best = self._evaluation_due(), self.config.run.best_metric is not None
         save = self.checkpoint_due() or (evaluate and keeps_best)
         evaluation = None
         with clock.measure("time/evaluate"):
@@ -55,7 +52,7 @@ class Milestones:
                 save = save or self.checkpoint_due() or (evaluate and keeps_best)
                 if evaluate:  # one of this step may have been under way
                     evaluator.begin(progress.step, progress.version)
-                    is_last = progress.step >= self._num_updates or self._is_last(progress.step)
+                    is_last = progress.step >= self.num_updates or self._is_last(progress.step)
                     evaluation = evaluator.collect(wait=is_last)
         with clock.measure("time/checkpoint"):
             if save:
@@ -64,88 +61,88 @@ class Milestones:
 
     def save_offline(self, num_before: int, num_done: int) -> None:
         """Save a stage without rollouts, where that is due between these numbers of its steps."""
-        every = self._config.run.checkpoint_every
+        every = self.config.run.checkpoint_every
         if num_done // every > num_before // every:
             self._save(self._stream())
 
     def _evaluation_due(self) -> bool:
         """True if the policy is to be evaluated after this many updates, and was not yet."""
-        step, every = self._state.progress.step, self._config.evaluation.every
-        if self._evaluator is None or step in self._tracker.evaluated:
+        step, every = self.state.progress.step, self.config.evaluation.every
+        if self.evaluator is None or step in self.tracker.evaluated:
             return False
         return step == 0 or self._is_last(step) or (every > 0 and step % every == 0)
 
     def _is_last(self, step: int) -> bool:
         """True for the last update, and for the newest one of a run that has reached its goal."""
-        has_reached = self._tracker.goal.reached is not None
-        return step == self._num_updates or (has_reached and step == self._state.progress.step)
+        has_reached = self.tracker.goal.reached is not None
+        return step == self.num_updates or (has_reached and step == self.state.progress.step)
 
     def checkpoint_due(self) -> bool:
         """True if a checkpoint is to be written after this many updates, and was not yet."""
-        progress = self._state.progress
+        progress = self.state.progress
         # Before the first update too, where a stage without rollouts has learned something.
-        every = bool(progress.stage_steps) and progress.step % self._config.run.checkpoint_every == 0
-        return (every or self._is_last(progress.step)) and progress != self._state.saved
+        every = bool(progress.stage_steps) and progress.step % self.config.run.checkpoint_every == 0
+        return (every or self._is_last(progress.step)) and progress != self.state.saved
 
     def _stream(self) -> StreamState:
         """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
-        return self._rollouts.state() if self._rollouts.have_begun else self._state.saved_stream()
+        return self.rollouts.state() if self.rollouts.have_begun else self.state.saved_stream()
 
     def _save(self, stream: StreamState) -> None:
-        step = None if self._evaluator is None else self._evaluator.running_step
-        with self._interrupts.atomic_section():
-            path = self._state.save(stream, self._learner.save, step)
-        self._tracker.announce(f"Checkpoint: {path}")
+        step = None if self.evaluator is None else self.evaluator.running_step
+        with self.interrupts.atomic_section():
+            path = self.state.save(stream, self.learner.save, step)
+        self.tracker.announce(f"Checkpoint: {path}")
 
     def save_interrupted(self) -> None:
         """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
-        if not self._interrupts.was_cut:
+        if not self.interrupts.was_cut:
             self._save(self._stream())
-        if self._evaluator is not None and self._evaluator.running_step is not None:
-            self._tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
-            self.record_evaluation(self._evaluator.collect(wait=True))
+        if self.evaluator is not None and self.evaluator.running_step is not None:
+            self.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
+            self.record_evaluation(self.evaluator.collect(wait=True))
 
     def save_failed(self) -> None:
         """Leave a checkpoint of a run that an error ends, if it has learned and learner and rollouts are
         whole. Failed rollouts, which may be why it ends, are played again by the run that goes on.
         """
-        progress = self._state.progress
-        if self._interrupts.was_cut or not progress.stage_steps or progress == self._state.saved:
+        progress = self.state.progress
+        if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
             return
         try:
             self._save(self._stream().with_played_again(has_failed))
         except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
-            self._tracker.announce(f"Step {progress.step} could not be saved: {error}")
+            self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
 
     def record_evaluation(self, evaluation: Evaluation | None) -> None:
         """Write an evaluation down that is finished, and whether its policy is the best one so far."""
         if evaluation is None:
             return
-        state, step, groups = self._state, evaluation.step, evaluation.groups
-        self._tracker.failures(groups)
+        state, step, groups = self.state, evaluation.step, evaluation.groups
+        self.tracker.failures(groups)
         state.trajectories.record_evaluation(step, groups)
         if not any(is_judged(each) for group in groups for each in group.trajectories):
-            self._tracker.alarm(f"All rollouts of the evaluation after step {step} failed: no result.")
+            self.tracker.alarm(f"All rollouts of the evaluation after step {step} failed: no result.")
             return
         numbers = evaluation_metrics(groups, evaluation.sets) | {"time/evaluate": evaluation.seconds}
-        metric = self._config.run.best_metric
+        metric = self.config.run.best_metric
         if change := state.note_judge("eval", groups):
             anew = " The best policy is looked for anew." if metric and "/pass_at_" in metric else ""
-            self._tracker.announce(f"{change}{anew}")
+            self.tracker.announce(f"{change}{anew}")
         # First: a run that is killed here evaluates once more.
         if metric is not None and metric not in numbers:
-            self._tracker.alarm(f"The evaluation after step {step} has no {metric}: its rollouts failed.")
+            self.tracker.alarm(f"The evaluation after step {step} has no {metric}: its rollouts failed.")
         elif metric is not None and state.checkpoints.mark_best(step, self._judged(metric), numbers[metric]):
             value = f"{metric}={numbers[metric]:.3f}"
-            self._tracker.announce(f"The best policy so far: step {step}, {value}.")
-        self._tracker.evaluation(step, numbers, groups)
+            self.tracker.announce(f"The best policy so far: step {step}, {value}.")
+        self.tracker.evaluation(step, numbers, groups)
         if step == 0 or self._is_last(step):
-            self._tracker.sample(groups[0].trajectories[0])
+            self.tracker.sample(groups[0].trajectories[0])
 
     def _judged(self, metric: str) -> str:
         """The name of ``metric`` in the file of the best checkpoint: by another judge it is another one.
 
         That of a reward above 0 is not named, as in the files of versions that knew no other.
         """
-        judge = self._state.progress.judged_by.get("eval", JudgedBy.REWARD)
+        judge = self.state.progress.judged_by.get("eval", JudgedBy.REWARD)
         return metric if "/pass_at_" not in metric or judge == JudgedBy.REWARD else f"{metric} by {judge}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from environments.errors import TroupeError
 from environments.types import TrajectoryGroup
-from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
+from launch.reporting.tracker import read_metrics, read_settings
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, step_of
 from launch.run_folder.model_paths import model_folder
 from launch.run_folder.trajectory_log import TRAIN, kept_steps
@@ -45,10 +45,6 @@ class PastRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / SETTINGS).exists():
-            raise TroupeError(
-                f"{folder} has no {SETTINGS}: name the folder of a run, which is its run.directory."
-            )
         self.folder = folder
         self.config = self.config_with(())
         self._checkpoints = CheckpointFolder(folder, self.config.run.checkpoints_kept)
@@ -60,7 +56,7 @@ class PastRun:
 
     def config_with(self, overrides: Sequence[str]) -> TrainConfig:
         """The run's configuration, in which ``overrides`` have changed something."""
-        _, settings = read_settings(self.folder / SETTINGS)
+        _, settings = read_settings(self.folder)
         return with_overrides(settings, overrides)
 
     def model_path(self) -> str:

@@ -15,6 +15,7 @@ from launch.run_folder.model_paths import HUGGINGFACE
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.activity import Activity
 from launch.training.clock import Clock
+from launch.training.components import UpdateParts
 from launch.training.engine_comparison import EngineComparison
 from launch.training.past_run import PastRun, stage_of_next_update
 from launch.training.selection import Selection, place
@@ -72,42 +73,24 @@ class Recomputed:
     """Norms of the gradient by group, where they were measured."""
 
 
-@dataclass(kw_only=True)
-class Recomputation:
-    """The state of a past run that makes its updates once more, one after the other.
+class Recomputation(UpdateParts):
+    """A past run that makes its updates once more, one after the other.
 
-    ``algorithm``, ``learner``, ``kl`` and ``comparison`` are what a stage prepares an update with.
+    Args:
+        progress: of the run when this begins.
+        state: of the learner then, as ``LearnerGroup.save`` has written it; ``None`` for its first.
     """
 
-    config: TrainConfig
-    stages: Sequence[Stage]
-    algorithm: Algorithm
-    learner: LearnerGroup
-    kl: KLController
-    comparison: EngineComparison
-    progress: Progress
-
-    @classmethod
-    def begin(
-        cls, config: TrainConfig, learner: LearnerGroup, progress: Progress, state: Path | None
-    ) -> Recomputation:
-        """Begin at ``progress``.
-
-        Args:
-            state: of the learner then, as ``LearnerGroup.save`` has written it; ``None`` for its first.
-        """
+    def __init__(
+        self, config: TrainConfig, learner: LearnerGroup, progress: Progress, state: Path | None
+    ) -> None:
         if state is not None:
             learner.load(str(state))
-        algorithm = algorithm_of(config)
-        return cls(
-            config=config,
-            stages=chosen_stages(config),
-            algorithm=algorithm,
-            learner=learner,
-            kl=KLController(algorithm, progress.kl_coef),
-            comparison=EngineComparison(config, algorithm, learner, None, print),
-            progress=replace(progress, stage_steps=dict(progress.stage_steps)),
-        )
+        self.config, self.stages, self.learner = config, chosen_stages(config), learner
+        self.algorithm = algorithm_of(config)
+        self.kl = KLController(self.algorithm, progress.kl_coef)
+        self.comparison = EngineComparison(config, self.algorithm, learner, None, print)
+        self.progress = replace(progress, stage_steps=dict(progress.stage_steps))
 
     @property
     def stage(self) -> PolicyUpdateStage:

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from environments.types import TrajectoryGroup
+from actors.rollouts.rollout import RolloutRequest
+from environments.types import Trajectory, TrajectoryGroup
 from launch.run_folder.checkpoint import Progress, StreamState
-from launch.settings.tree import RolloutConfig
-from launch.training.group_order import RequestedGroup, chosen_order, oldest_version
+from launch.settings.tree import COMPLETION, RolloutConfig
+from launch.training.group_order import CompletionOrder, RequestedGroup, oldest_version
 from launch.training.rollout_requests import group_name
-from launch.training.rollout_source import RolloutSource
 from launch.training.task_plan import TaskPlan
+
+
+class RolloutSource(Protocol):
+    """Groups of rollouts on request: ``TrajectoryStream`` plays them, ``RecordedRollouts`` reads them.
+
+    A group is requested once, with all its rollouts in one call, and taken once.
+    """
+
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
+        """Have ``requests`` rolled out, except those that are ``finished`` already: a resumed run plays
+        nothing twice.
+        """
+        ...
+
+    def take(self, *group_ids: str) -> TrajectoryGroup:
+        """The first of the requested groups ``group_ids`` that is complete. This waits for one.
+
+        Args:
+            group_ids: the one to prefer first, where several are complete.
+
+        Raises:
+            RayActorError, or the fleet's own error: no process is left that could deliver it.
+        """
+        ...
+
+    def finished(self) -> list[Trajectory]:
+        """Trajectories that a checkpoint has to keep: they are here, and their groups were not taken."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +83,10 @@ class Rollouts:
         num_updates: int,
     ) -> None:
         self._source, self._plan, self._progress = source, plan, progress
-        self._order = chosen_order(rollout)
+        is_free = rollout.group_order == COMPLETION
+        self._order = CompletionOrder(rollout.groups_per_step, rollout.max_staleness) if is_free else None
+        """``None`` in the order of the tasks: no clock decides then which tasks an update is made of, and
+        long rollouts are not put off."""
         self._groups_per_step = rollout.groups_per_step
         self._num_slots = (rollout.max_staleness + 1) * rollout.groups_per_step
         self._num_wanted = num_updates * rollout.groups_per_step
@@ -122,7 +155,9 @@ class Rollouts:
             The errors of ``RolloutSource.take``.
         """
         num_used = len(self._taken) - self._num_dropped
-        candidates = self._order.candidates(self._waiting, self._progress.version, num_used)
+        candidates: Sequence[RequestedGroup] = self._waiting[:1]
+        if self._order is not None:
+            candidates = self._order.candidates(self._waiting, self._progress.version, num_used)
         by_name = {group_name(each.number): each for each in candidates}
         again = next(filter(self._put_back.__contains__, by_name), None)
         group = self._source.take(*by_name) if again is None else self._put_back.pop(again)
@@ -161,7 +196,8 @@ class Rollouts:
         """Rollouts that are finished and not trained on yet, and those that are under way."""
         kept = [*(each.group for each in self._taken), *self._put_back.values()]
         here = [each for group in kept for each in group.rollouts]
-        here += [each for each in self._source.finished() if _is_of_training(each.rollout_id)]
+        # Those of evaluations have names that are no numbers.
+        here += [each for each in self._source.finished() if each.rollout_id.partition("/")[0].isdigit()]
         there = {trajectory.rollout_id for trajectory in here}
         requested = [
             request.rollout_id
@@ -179,7 +215,3 @@ class Rollouts:
 
 def _number(rollout_id: str) -> int:
     return int(rollout_id.partition("/")[0])
-
-
-def _is_of_training(rollout_id: str) -> bool:
-    return rollout_id.partition("/")[0].isdigit()

@@ -44,8 +44,7 @@ class RunState:
         """The checkpoint that this process goes on from; ``None`` if it begins."""
         if self.checkpoint is not None and not config.run.resume:
             raise ConfigError(
-                f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
-                "with it, or name another directory."
+                f"run.directory={config.run.directory} holds a run: set run.resume=true, or name another one."
             )
         self._check_beginning(config)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()

@@ -41,8 +41,7 @@ from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.loop import TrainingLoop
 from launch.training.milestones import Milestones
 from launch.training.recording import RecordedRollouts, check_tokenizer
-from launch.training.rollout_source import RolloutSource
-from launch.training.rollouts import Rollouts
+from launch.training.rollouts import Rollouts, RolloutSource
 from launch.training.run_state import RunState
 from launch.training.stages.base import Stage
 from launch.training.task_plan import TaskPlan

@@ -24,8 +24,8 @@ from launch.settings.compose import as_train_config, register
 from launch.settings.tree import TrainConfig
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
-from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay
+from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
@@ -107,9 +107,11 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
 
     config = with_epochs(config, workload)
     check_training(config, workload)
+    budget = RestartBudget(config.run.max_recoveries)
     with RunLock(run_directory(config.run.directory)) as lock, full_disk_explained(lock.directory):
         try:
-            _train_with_recoveries(config, workload, lock)
+            while not _train(config, workload, lock, budget):
+                config = replace(config, run=replace(config.run, resume=True))
         except (PartLostError, RayActorError, OutOfMemoryError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
             text = str(cause) if isinstance(cause, PartLostError) else describe_death(cause)
@@ -145,20 +147,14 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
         try_first_task(workload, workload.train_dataset)
 
 
-def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
-    """Train, and go on from the newest checkpoint when the learner or another part is lost.
+def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: RestartBudget) -> bool:
+    """Train, and return whether that came to its end: else a part was lost, and the run may go on from its
+    newest checkpoint.
 
     Raises:
-        PartLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
-            processes here have died.
+        PartLostError, RayActorError: that was more often than ``budget`` allows, or Ray's own processes here
+            have died.
     """
-    budget = RestartBudget(config.run.max_recoveries)
-    while not _train(config, workload, lock, budget):
-        config = replace(config, run=replace(config.run, resume=True))
-
-
-def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: RestartBudget) -> bool:
-    """Train, and return whether that came to its end: else a part was lost, and all may be started anew."""
     from ray.exceptions import RayActorError
 
     from launch.health.death import describe_death

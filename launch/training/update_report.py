@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import ray
+from ray.exceptions import ActorUnavailableError
+
 from actors.rollouts.scaling import Load, ScalingPolicy
 from actors.rollouts.service import RolloutService
 from launch.reporting import metrics
 from launch.reporting.tracker import Tracker
-from launch.reporting.utilization import Utilization
+from launch.reporting.utilization import CountDifference
 from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.run_state import RunState
@@ -26,18 +29,28 @@ class UpdateReport:
         self, config: TrainConfig, state: RunState, tracker: Tracker, service: RolloutService | None
     ) -> None:
         self._config, self._state, self._tracker, self._service = config, state, tracker, service
-        self._utilization = Utilization(service) if service is not None else None
+        self._counts, self._references = CountDifference(), list[ray.ObjectRef]()
         self._scaling = ScalingPolicy(*config.fleet.bounds)
 
     def begin(self) -> None:
         """Count the work of fleet and engines from here on."""
-        if self._utilization is not None:
-            self._utilization.begin()
+        self.request_counts()
+        self._utilization()
 
     def request_counts(self) -> None:
         """Request the counts of fleet and engines: once an update, when they are busy."""
-        if self._utilization is not None:
-            self._utilization.request()
+        if self._service is not None:
+            self._references = self._service.request_status()
+
+    def _utilization(self) -> dict[str, float]:
+        """Metrics of fleet and engines since the counts before; none while Ray starts an actor anew."""
+        if self._service is None:
+            return {}
+        try:
+            return self._counts.since_last(*self._service.status(self._references))
+        except ActorUnavailableError:
+            self._counts = CountDifference()
+            return {}
 
     def record(self, version: int, selection: Selection, learning: dict[str, float], clock: Clock) -> None:
         """Record the newest update.
@@ -59,7 +72,7 @@ class UpdateReport:
             **metrics.token_metrics(selection.useful, selection.unused, selection.not_imitated),
             **learning,
             **metrics.time_metrics(clock.seconds, clock.total),
-            **(self._utilization.since_last() if self._utilization is not None else {}),
+            **self._utilization(),
         }
         histograms: dict[str, Sequence[float]] = {
             "stream/staleness": metrics.staleness(selection.groups, version),

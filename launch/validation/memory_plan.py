@@ -190,8 +190,7 @@ class Devices:
         ]
         if not sizes:
             raise ConfigError(
-                "torch finds no GPU on this machine: name those to plan for, as in --plan 8x80 (their number "
-                "and the GB of each)."
+                "torch finds no GPU here: name those to plan for, as in --plan 8x80 (number and GB of each)."
             )
         return cls(len(sizes), min(sizes))
 
@@ -297,8 +296,7 @@ def _micro_batch(config: TrainConfig) -> int:
         2 * config.preferences.pairs_per_step if "preferences" in stages else 0,
     ]
     of_a_rank = math.ceil(max(samples) / max(1, learner.num_workers))
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    return min(learner.micro_batch_tokens, of_a_rank * longest)
+    return min(learner.micro_batch_tokens, of_a_rank * rollout.longest)
 
 
 def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[Process]:
@@ -435,8 +433,7 @@ def _verdict(
 
 def _changes(config: TrainConfig) -> Iterator[str]:
     """Settings that take less memory than those of ``config``."""
-    learner, engine, rollout = config.learner, config.server.engine, config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    learner, engine, longest = config.learner, config.server.engine, config.rollout.longest
     if longest < learner.micro_batch_tokens:
         yield f"learner.micro_batch_tokens={longest}"
     if not learner.lora.rank:

@@ -1,9 +1,10 @@
-"""The resources of a cluster that a command needs, by its settings."""
+"""Resources that a command needs, by its settings; GPUs of this machine, where no cluster is joined."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from environments.errors import ConfigError
 from launch.settings.tree import TrainConfig, algorithm_of
 from policies.settings import node_labels, node_resources
 
@@ -64,3 +65,24 @@ def bundles_of(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, st
         *[(replica | node_resources(server.nodes), node_labels(server.nodes))] * num_replicas(config),
         *[(node_resources(fleet.nodes), node_labels(fleet.nodes))] * num_rollout_actors(config),
     ]
+
+
+def check_gpus(config: TrainConfig) -> None:
+    """Find GPUs that are missing before Ray is started. Raises ``ConfigError``.
+
+    A cluster that is joined has its own: ``launch.cluster.session.check_resources`` asks it.
+    """
+    learner, engine = config.learner, config.server.engine
+    if learner.device != "cuda" and not engine.num_gpus:
+        return
+    import torch
+
+    from actors.ray_tools.connect import joins_cluster
+
+    needed, there = num_gpus(config), torch.cuda.device_count()
+    if needed > there and not joins_cluster():
+        raise ConfigError(
+            f"learner.device={learner.device} and server.engine.num_gpus={engine.num_gpus:g} need {needed:g} "
+            f"GPU(s) in all, and torch finds {there} on this machine: set learner.device=cpu and "
+            "server.engine.num_gpus=0, or join a cluster that has them (RAY_ADDRESS)."
+        )

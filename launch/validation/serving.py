@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from environments.errors import ConfigError
 from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import TrainConfig
@@ -22,6 +24,20 @@ def check_engine(config: TrainConfig) -> None:
             f"server.max_replicas={server.max_replicas} is below server.num_replicas={server.num_replicas}, "
             "the fewest that there are: raise it, or leave it out."
         )
+
+
+def check_address(host: str, port: int, setting: str = "server.http_port=") -> None:
+    """Check that the address can be listened on. Raises ``ConfigError``."""
+    with socket.socket() as probe:
+        # As servers do: connections that were closed a moment ago do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
+                f"{setting}{min(port + 1, 65535)}, or end the program that has it."
+            ) from error
 
 
 def check_base_model(config: TrainConfig) -> None:

@@ -10,7 +10,7 @@ from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.reporting.metrics import evaluation_metrics, is_standard, named_metric
-from launch.settings.tree import COMPLETION, OVERLONG, TASKS, RolloutConfig, TrainConfig, algorithm_of
+from launch.settings.tree import COMPLETION, OVERLONG, TASKS, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
@@ -45,8 +45,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_context(config)
     _check_micro_batches(config)
     check_fleet(config)
-    _check_selection(config)
-    _check_group_order(config.rollout)
+    _check_groups(config)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
     _check_evaluation(config)
@@ -91,7 +90,7 @@ def check_fleet(config: TrainConfig) -> None:
         )
 
 
-def _check_selection(config: TrainConfig) -> None:
+def _check_groups(config: TrainConfig) -> None:
     selection, rollout = config.selection, config.rollout
     low, high = selection.reward_range or (None, None)
     if low is not None and high is not None and low > high:
@@ -104,14 +103,10 @@ def _check_selection(config: TrainConfig) -> None:
             f"selection.min_members={selection.min_members} has to be at most rollout.group_size="
             f"{rollout.group_size}, or null, which means all of them."
         )
-
-
-def _check_group_order(rollout: RolloutConfig) -> None:
     if rollout.group_order == COMPLETION and rollout.max_staleness == 0:
         raise ConfigError(
-            f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0, where each update "
-            "takes exactly the groups that were requested for it: set rollout.max_staleness=1, for example, "
-            f"or rollout.group_order={TASKS}."
+            f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0: set "
+            f"rollout.max_staleness=1, for example, or rollout.group_order={TASKS}."
         )
 
 
@@ -126,8 +121,7 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
     by_turn = "algorithm.name=" + algorithm.name if algorithm.turn_weight else "algorithm.credit=per_step"
     if (algorithm.turn_weight or algorithm.credit == "per_step") and config.rollout.max_steps == 1:
         raise ConfigError(
-            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: leave it out, or allow more "
-            "steps."
+            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: raise that, or leave it out."
         )
     if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(
@@ -212,24 +206,18 @@ def _check_goal(config: TrainConfig, evaluated: Collection[str]) -> None:
 
 def _check_context(config: TrainConfig) -> None:
     rollout = config.rollout
-    longest = _longest(rollout)
-    if longest > config.server.engine.max_model_tokens:
+    if rollout.longest > config.server.engine.max_model_tokens:
         raise ConfigError(
             f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} and rollout.max_response_tokens="
-            f"{rollout.max_response_tokens} need a context of {longest} tokens, but server.engine."
+            f"{rollout.max_response_tokens} need a context of {rollout.longest} tokens, but server.engine."
             f"max_model_tokens={config.server.engine.max_model_tokens}. Raise it, or lower the other two."
         )
 
 
 def _check_micro_batches(config: TrainConfig) -> None:
-    longest = _longest(config.rollout)
+    longest = config.rollout.longest
     if longest > config.learner.micro_batch_tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."
         )
-
-
-def _longest(rollout: RolloutConfig) -> int:
-    """Most tokens of a trajectory."""
-    return rollout.max_prompt_tokens + rollout.max_response_tokens

@@ -65,8 +65,7 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
         if name and name not in workload.held_out:
             raise ConfigError(
                 f"{setting}={metric} is of the held-out tasks {name!r}, and the workload has "
-                f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one of them, or "
-                "none."
+                f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one, or none."
             )
     if not len(workload.train_dataset):
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
@@ -139,8 +138,7 @@ def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
             )
         if not len(tasks):
             raise DatasetError(
-                f"The held-out dataset {name and f'{name!r} '}is empty: pass a val_dataset with at least one "
-                "task, or leave it out."
+                f"The held-out dataset {name and f'{name!r} '}is empty: give it a task, or leave it out."
             )
     return workload.held_out
 
@@ -219,7 +217,7 @@ def _check_teacher(config: TrainConfig, workload: Workload) -> None:
     if algorithm.teacher is None:
         return
     teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.rollout.longest
     if config.model.path is None:
         check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]), longest)
     else:

@@ -8,7 +8,6 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -89,9 +88,9 @@ class Pages:
 
     def settings(self, number: int) -> PlainTextResponse:
         """The settings of a run; empty for one of an older version."""
-        path = self._run(number) / SETTINGS
+        run = self._run(number)
         try:
-            return PlainTextResponse(read_settings(path)[0] if path.exists() else "")
+            return PlainTextResponse(read_settings(run)[0] if (run / SETTINGS).exists() else "")
         except ConfigError as error:
             return PlainTextResponse(str(error))
 
@@ -115,7 +114,7 @@ class Pages:
     def same_task(self, number: int, kind: Kind, step: int, row: int) -> list[Json]:
         """The trajectories of the same task in all updates and evaluations."""
         task = plain_json(self._row(number, kind, step, row).trajectory.task)
-        return [asdict(each) for each in find_task(self._run(number), task)]
+        return find_task(self._run(number), task)
 
     def _row(self, number: int, kind: Kind, step: int, row: int) -> KeptTrajectory:
         kept = _kept(self._run(number), kind, step)
@@ -161,13 +160,12 @@ def application(
 async def _restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "none")  # a browser's word; other programs send none
+    detail = None
     if origin is not None and urlsplit(origin).netloc != request.headers["host"]:
-        response: Response = JSONResponse({"detail": f"{origin} may not ask here."}, status_code=403)
+        detail = f"{origin} may not ask here."
     elif site not in ("same-origin", "none"):  # an image or a link of a foreign page has no origin
         detail = f"A page of another site ({site}) may not ask here: open the address itself."
-        response = JSONResponse({"detail": detail}, status_code=403)
-    else:
-        response = await call_next(request)
+    response = JSONResponse({"detail": detail}, 403) if detail else await call_next(request)
     response.headers["content-security-policy"] = POLICY
     response.headers["x-content-type-options"] = "nosniff"
     response.headers["cache-control"] = "no-store"

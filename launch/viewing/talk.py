@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import httpx
 from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from environments.command_name import command_name
 
@@ -25,19 +25,15 @@ AGENT_STEP_SECONDS = 600.0
 """Seconds of the longest step of an agent that is waited for."""
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(BaseModel, extra="forbid"):
     """A message of the conversation."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Literal["user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
-class TalkRequest(BaseModel):
+class TalkRequest(BaseModel, extra="forbid"):
     """Body of ``POST /api/talk``: the model, and the conversation so far."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TALK_MESSAGES)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from launch.run_folder.checkpoint import Progress
 from launch.settings.tree import TrainConfig, without_rollouts
 from launch.workload import Workload
-from policies.learning.settings import OptimizerConfig
+from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 if TYPE_CHECKING:
     from launch.training.clock import Clock
@@ -79,6 +79,18 @@ class Stage(ABC):
     def count_steps(self, state: HasProgress, number: int = 1) -> None:
         """Take note that ``number`` more steps are done."""
         state.progress.stage_steps[self.name] = self.num_done(state) + number
+
+
+class SupervisedStage(Stage):
+    """A stage that has a section of the settings by its name, and in it an optimizer of its own."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(getattr(self.config, self.name).num_steps)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return phase_optimizer(f"{self.name}.optimizer", getattr(self.config, self.name).optimizer)
 
 
 def publish(run: Components, state: RunState) -> None:

@@ -13,6 +13,7 @@ from launch.training.stages.base import Stage
 if TYPE_CHECKING:  # stages are chosen and checked before anything of a run is imported
     from launch.training.run_state import RunState
 
+SUPERVISED = ("warm_start", "preferences", "expert_iteration")
 STAGES = {
     "warm_start": "launch.training.stages.warm_start:WarmStart",
     "preferences": "launch.training.stages.preferences:Preferences",
@@ -77,11 +78,8 @@ def _stage(config: TrainConfig, name: str) -> Stage:
 
 
 def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
-    for name, num_steps in (
-        ("warm_start", config.warm_start.num_steps),
-        ("preferences", config.preferences.num_steps),
-        ("expert_iteration", config.expert_iteration.num_steps),
-    ):
+    for name in SUPERVISED:
+        num_steps = getattr(config, name).num_steps
         if num_steps and name not in names:
             raise ConfigError(
                 f"{name}.num_steps={num_steps} has no effect: stages={config.stages} lacks {name}. Add it "
@@ -89,8 +87,7 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
             )
         if name in names and not num_steps and name != "warm_start":
             raise ConfigError(
-                f"stages={config.stages} has {name}, and {name}.num_steps=0: set it to 10, for example, or "
-                "leave the stage out."
+                f"stages={config.stages} has {name}, and {name}.num_steps=0: raise it, or leave {name} out."
             )
     # Without a model's folder the tiny model gets its tokenizer from the file.
     if config.demonstrations and config.model.path is not None and not config.warm_start.num_steps:
@@ -98,7 +95,7 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
             f"demonstrations={config.demonstrations} has no effect with warm_start.num_steps=0: set "
             "warm_start.num_epochs=1, for example, or leave it out."
         )
-    if set(names) <= {"warm_start", "preferences", "expert_iteration"}:
+    if set(names) <= set(SUPERVISED):
         _check_supervised(config)
 
 

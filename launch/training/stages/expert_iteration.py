@@ -14,26 +14,19 @@ from dataclasses import replace
 from actors.learning.learner_group import LearnerGroup
 from environments.types import Trajectory
 from launch.training.clock import Clock
+from launch.training.components import UpdateParts
 from launch.training.mini_batches import make_batches
 from launch.training.selection import Selection
-from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate, UpdateParts
+from launch.training.stages.base import SupervisedStage
+from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch, is_judged
-from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 
-class ExpertIteration(PolicyUpdateStage):
+class ExpertIteration(SupervisedStage, PolicyUpdateStage):
     """Makes ``expert_iteration.num_steps`` updates by supervised learning on the policy's own successes."""
 
     name = "expert_iteration"
-
-    @property
-    def num_steps(self) -> int:
-        return self.config.expert_iteration.num_steps
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        return phase_optimizer("expert_iteration.optimizer", self.config.expert_iteration.optimizer)
 
     @property
     def num_schedule_steps(self) -> int:

@@ -10,41 +10,18 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from actors.learning.learner_group import LearnerGroup
 from environments.columns import stored
 from launch.training.clock import Clock
-from launch.training.components import Components
-from launch.training.engine_comparison import EngineComparison
+from launch.training.components import Components, UpdateParts
 from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.stages.base import Stage, publish
 from policies.learning.algorithm import Algorithm
-from policies.learning.kl import KLController
 from policies.learning.samples import LearnerUpdate, TrainBatch
-
-
-class UpdateParts(Protocol):
-    """Parts of a training, or of a replay, that compute an update."""
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The objective."""
-
-    @property
-    def learner(self) -> LearnerGroup:
-        """The policy in training."""
-
-    @property
-    def kl(self) -> KLController:
-        """The weight of a KL penalty."""
-
-    @property
-    def comparison(self) -> EngineComparison:
-        """The distance of engine and learner."""
 
 
 @dataclass(frozen=True, kw_only=True)

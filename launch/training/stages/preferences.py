@@ -13,7 +13,7 @@ from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, evaluated_steps, pass_over, passed_over, publish
+from launch.training.stages.base import SupervisedStage, evaluated_steps, pass_over, passed_over, publish
 from launch.training.stages.warm_start import chat_renderer
 from launch.workload import Workload
 from policies.learning.preferences import (
@@ -25,7 +25,6 @@ from policies.learning.preferences import (
     make_pairs,
     pair_scores,
 )
-from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 PREFERENCE_STEPS = "preferences.jsonl"
 """File of a run with a record for each step of the stage."""
@@ -33,7 +32,7 @@ REFERENCE_SCORES = "preferences_reference.jsonl"
 """File of a run with the scores of the pairs under the weights with which the stage began."""
 
 
-class Preferences(Stage):
+class Preferences(SupervisedStage):
     """Learns ``preferences.num_steps`` batches of pairs; the policy is published at the end.
 
     The reference policy is the one with which the stage begins. It is no second model: the scores of the
@@ -51,14 +50,6 @@ class Preferences(Stage):
         self._held_out: Sequence[Pair] = ()
         self._reference: dict[str, PairScore] = {}
         self._log: JsonlLog | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return self.config.preferences.num_steps
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        return phase_optimizer("preferences.optimizer", self.config.preferences.optimizer)
 
     def check_workload(self, workload: Workload) -> None:
         num_pairs, held_out = len(workload.preferences), self.config.preferences.held_out_pairs
@@ -152,8 +143,7 @@ def read_reference(path: Path, needed: Sequence[Pair]) -> dict[str, PairScore]:
     again = f"or begin a new run with model.path={path.parent}."
     if not path.is_file():
         raise ConfigError(
-            f"The stage preferences goes on from a reference policy whose scores are in {path}, and there is "
-            f"no such file: put it back, {again}"
+            f"The stage preferences needs {path}, and there is no such file: put it back, {again}"
         )
     scores = {
         row["pair"]: PairScore(chosen=row["chosen"], rejected=row["rejected"]) for row in read_rows(path)

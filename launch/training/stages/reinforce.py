@@ -9,10 +9,10 @@ from dataclasses import replace
 from actors.learning.learner_group import LearnerGroup
 from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
-from launch.training.components import Components
+from launch.training.components import Components, UpdateParts
 from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.selection import Selection
-from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate, UpdateParts
+from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate
 from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
 from policies.learning.kl import KLController

@@ -15,12 +15,11 @@ from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, evaluated_steps, passed_over, publish
+from launch.training.stages.base import SupervisedStage, evaluated_steps, passed_over, publish
 from launch.workload import Workload
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import demonstration_samples
 from policies.learning.samples import TrainBatch, TrainingSample
-from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 CHUNK = 5
 """Optimizer steps between two chances to stop."""
@@ -29,7 +28,7 @@ WARM_START_STEPS = "warm_start.jsonl"
 """File of a run with the losses of the stage, each with the steps that were done."""
 
 
-class WarmStart(Stage):
+class WarmStart(SupervisedStage):
     """Learns ``warm_start.num_steps`` batches of demonstrations; the policy is published at the end."""
 
     name = "warm_start"
@@ -40,14 +39,6 @@ class WarmStart(Stage):
         self._learned: Sequence[TrainingSample] = ()
         self._held_out: Sequence[TrainingSample] = ()
         self._log: JsonlLog | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return self.config.warm_start.num_steps
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        return phase_optimizer("warm_start.optimizer", self.config.warm_start.optimizer)
 
     def check_workload(self, workload: Workload) -> None:
         if self.num_steps and not workload.demonstrations:

@@ -33,7 +33,7 @@ from launch.health.inspection import inspect
 from launch.health.members import members
 from launch.health.run_report import verdict
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.training.activity import PHRASES
+from launch.training.activity import ACTIVITIES
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
@@ -155,7 +155,7 @@ def submit(service: RolloutService, count: int, seconds: float) -> None:
 
 def test_stream_that_nobody_empties_is_named(service: RolloutService) -> None:
     submit(service, 40, 0.0)
-    with told(service, PHRASES["time/learn"]):
+    with told(service, ACTIVITIES["time/learn"][0]):
         assert_verdict("The rollout actors wait for it: the stream is full")
     assert len(list(service.stream.trajectories(40))) == 40
 
@@ -168,7 +168,7 @@ def test_youngest_failure_of_each_rollout_actor_is_told(service: RolloutService)
         fleet = inspect(run_heartbeats()[0]).fleet
         return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
 
-    with told(service, PHRASES["time/wait"]):
+    with told(service, ACTIVITIES["time/wait"][0]):
         failures = within(240, failures_of_both)
         assert {each.actor for each in failures} == {0, 1}
         # The cause is told by the process where it arose, and there it ends.
@@ -180,7 +180,7 @@ def test_youngest_failure_of_each_rollout_actor_is_told(service: RolloutService)
 
 def test_environment_that_sleeps_is_named(service: RolloutService) -> None:
     submit(service, 2, 600.0)
-    with told(service, PHRASES["time/wait"]):
+    with told(service, ACTIVITIES["time/wait"][0]):
         assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
 
 
@@ -197,7 +197,7 @@ def test_cluster_without_room_is_named(ray_cluster: None) -> None:
     neighbour = Neighbour.remote()
     ray.get(neighbour.up.remote(), timeout=200)
     try:
-        with started(nodes={"CPU": 1}) as service, told(service, PHRASES["time/wait"]):
+        with started(nodes={"CPU": 1}) as service, told(service, ACTIVITIES["time/wait"][0]):
             submit(service, 2, 0.0)
             assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")
     finally:

@@ -19,7 +19,7 @@ from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, policy_version
+from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, served_model
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.validation.settings import check_settings, check_training_settings
@@ -265,8 +265,8 @@ def test_older_versions_are_an_error_in_training_and_evaluation() -> None:
 
 def test_checkpoint_is_served_as_the_version_of_its_run(tmp_path: Path, tiny_model: Path) -> None:
     checkpoint = make_run(tmp_path / "run", tiny_model)
-    assert policy_version(str(checkpoint / "huggingface")) == 31
-    assert policy_version(str(tiny_model)) == 0
+    assert served_model(str(checkpoint / "huggingface"), {}).version == 31
+    assert served_model(str(tiny_model), {}).version == 0
 
 
 @pytest.mark.parametrize(

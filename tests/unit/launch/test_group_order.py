@@ -17,7 +17,7 @@ from simulated_rollouts import SimulatedPlan, SimulatedRun, SimulatedStream, log
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RolloutConfig
-from launch.training.group_order import CompletionOrder, RequestedGroup, TaskOrder, oldest_version
+from launch.training.group_order import CompletionOrder, RequestedGroup, oldest_version
 from launch.training.rollout_requests import group_name
 from launch.training.rollouts import Rollouts
 from launch.training.task_plan import TaskPlan
@@ -55,10 +55,9 @@ def test_places_of_later_updates_are_kept_for_what_is_due_then() -> None:
     assert numbers(order.candidates(waiting[1:], 1, 0)) == [1, 2, 3, 4, 5]
 
 
-def test_oldest_group_comes_first_task_order_has_one_candidate() -> None:
+def test_oldest_group_comes_first() -> None:
     waiting = requested(3, 2, 3, 2)
     assert numbers(CompletionOrder(9, 2).candidates(waiting, 3, 0)) == [1, 3, 0, 2]
-    assert numbers(TaskOrder().candidates(waiting, 3, 0)) == [0]
 
 
 # -- whole runs ------------------------------------------------------------------------------------------

@@ -238,12 +238,12 @@ def test_learner_is_idle_while_it_waits_for_rollouts_and_driver() -> None:
     ids=["one", "three", "the clocks differ a little", "all were replaced"],
 )
 def test_idle_share(before: float, after: float, wall: float, workers: int, idle: float) -> None:
-    assert idle_share(before, after, wall, workers) == idle
+    assert idle_share(after - before, wall * workers) == idle
 
 
 @pytest.mark.parametrize(("wall", "workers"), [(0.0, 1), (1.0, 0)])
 def test_without_time_or_workers_nothing_is_idle(wall: float, workers: int) -> None:
-    assert idle_share(1.0, 1.0, wall, workers) == 0.0
+    assert idle_share(0.0, wall * workers) == 0.0
 
 
 # -- engine and learner --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from launch.health.heartbeat import START_PHRASES, RunHeartbeat
 from launch.health.run_report import Process, RunReport, report_text, verdict
-from launch.training.activity import PHRASES, Activity
+from launch.training.activity import ACTIVITIES, Activity
 from launch.training.clock import Clock
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
@@ -19,7 +19,7 @@ WAITS = RunHeartbeat(
     pid=7,
     host="head",
     fleets=("fleet-1",),
-    activity=PHRASES["time/wait"],
+    activity=ACTIVITIES["time/wait"][0],
     seconds=45,
     idle_seconds=40,
     num_updates=3,
@@ -86,7 +86,7 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
             "none of 4 rollout actors is up. Each needs 2 CPU, and 1 CPU is free in the cluster: add a node",
         ),
         (
-            replace(HEALTHY, heartbeat=replace(WAITS, activity=PHRASES["time/learn"])),
+            replace(HEALTHY, heartbeat=replace(WAITS, activity=ACTIVITIES["time/learn"][0])),
             "The training loop waits for the learner's update, for 45 s now.",
         ),
         (
@@ -98,7 +98,9 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
             "The training loop waits for room: 2 Ray CPUs, for 45 s now.",
         ),
         (
-            replace(HEALTHY, stream=(1024, 1024), heartbeat=replace(WAITS, activity=PHRASES["time/learn"])),
+            replace(
+                HEALTHY, stream=(1024, 1024), heartbeat=replace(WAITS, activity=ACTIVITIES["time/learn"][0])
+            ),
             "The rollout actors wait for it: the stream is full.",
         ),
     ],

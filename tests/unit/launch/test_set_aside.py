@@ -15,8 +15,7 @@ from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig
-from launch.training.rollout_source import RolloutSource
-from launch.training.rollouts import Rollouts
+from launch.training.rollouts import Rollouts, RolloutSource
 from launch.training.run_state import RunState
 from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
