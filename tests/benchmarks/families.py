@@ -1,0 +1,335 @@
+"""Model families through the learner, the transport and the engine, against plain transformers.
+
+    python tests/benchmarks/families.py [--only "Qwen3 tied" ...] [--folder runs/families]
+
+A model of each family, tiny, with random weights, and with its real tokenizer and chat template where npm has
+them, takes one update of all its weights, and one of adapters (LoRA). Each is published, loaded by one vLLM
+engine and sampled. A row is ok if
+
+- loss and gradient norm are finite, and the norm is above 0;
+- the published weights have the names and shapes of the model's own file, and transformers finds them all;
+- log-probabilities, the learner's before and after and the engine's, are transformers' to ``MOST``;
+- the engine's greedy text is transformers'.
+
+Learner and engine live in one process without Ray and Serve, forked for each row from one that has imported
+them: the pieces of ``ObjectStoreTransport`` pass from hand to hand. ``families.json`` in the folder keeps the
+finished rows; delete it to begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import repository
+
+sys.path.insert(0, str(repository.ROOT / "tests"))
+from policies.engines.vllm_settings import environment
+from policies.settings import EngineConfig
+
+os.environ.update(environment(EngineConfig()))
+os.environ.update({"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"})
+
+import pytest
+import torch
+import transformers
+import vllm  # noqa: F401  # once, for all rows
+from machine import free_port
+from model_families import FAMILIES, Family, build
+from real_tokenizers import tokenizer_folder
+from safetensors.torch import load_file, save_file
+from transformers_reference import greedy, token_logprobs
+
+from actors.weights.object_store import ObjectStoreTransport
+from environments.types import Message
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.engines.vllm import VLLMEngine
+from policies.engines.weights import WeightBucket
+from policies.learning.algorithms import resolve
+from policies.learning.samples import TrainBatch, TrainingSample
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig, OptimizerConfig
+from policies.learning.verl.learner import VerlLearner
+from policies.sampler import SamplingParams
+from policies.tiny import build_tokenizer
+
+MOST = 1e-5
+"""Largest difference of two log-probabilities."""
+SECONDS = 240
+"""Longest row."""
+LEARNERS = {
+    "all weights": LearnerConfig(optimizer=OptimizerConfig(lr=1e-3)),
+    "LoRA": LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), lora=LoRAConfig(rank=4)),
+}
+NUM_TOKENS = 16
+QUESTIONS: list[list[Message]] = [
+    [{"role": "user", "content": "What is 12*3, in words?"}],
+    [{"role": "user", "content": "Name a colour: " + "red, green, " * 20}],
+]
+Row = dict[str, Any]
+
+
+def rows() -> dict[str, tuple[Family, bool]]:
+    """Families in each form that they have, by name."""
+    return {
+        f"{name} {'tied' if tied else 'untied'}": (family, tied)
+        for name, family in FAMILIES.items()
+        for tied in family.tied
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(rows()), default=list(rows()))
+    parser.add_argument("--folder", type=Path, default=repository.ROOT / "runs" / "families")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    file = arguments.folder / "families.json"
+    finished: dict[str, Row] = json.loads(file.read_text()) if file.exists() else {}
+    for name in arguments.only:
+        if name not in finished:
+            finished[name] = in_process_of_its_own(name, arguments.folder)
+            file.write_text(json.dumps(finished, indent=1) + "\n")
+            print(name, json.dumps(finished[name]), flush=True)
+    print("\n".join(table(finished)))
+
+
+def in_process_of_its_own(name: str, folder: Path) -> Row:
+    """Measure a row; an engine that ends the process is a row too."""
+    start, file = time.monotonic(), folder / "row.json"
+    file.unlink(missing_ok=True)
+    process = multiprocessing.get_context("fork").Process(target=measure, args=(name, folder, file))
+    process.start()
+    process.join(SECONDS)
+    process.kill()
+    process.join()
+    row: Row = json.loads(file.read_text()) if file.exists() else {}
+    if not row.pop("ended", False) and "error" not in row:
+        row["error"] = f"the process ended with exit code {process.exitcode}"
+    return row | {"seconds": round(time.monotonic() - start)}
+
+
+def measure(name: str, folder: Path, file: Path) -> None:
+    """Write what each part of a row has shown to ``file``, as soon as it has."""
+    family, tied = rows()[name]
+    row: Row = {}
+
+    def write(part: Row) -> None:
+        row.update(part)
+        file.write_text(json.dumps(row))
+
+    with tempfile.TemporaryDirectory() as temporary:
+        model = Path(temporary, "model")
+        tokenizer, origin = tokenizer_of(family, folder)
+        build(family, tied, tokenizer, model)
+        write(
+            {
+                "tokenizer": origin,
+                "tokens": transformers.AutoConfig.from_pretrained(model).get_text_config().vocab_size,
+            }
+        )
+        prompts = [tuple(ChatRenderer(tokenizer).prompt_ids(each)) for each in QUESTIONS]
+        published = []
+        try:
+            os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+            for kind, learner in LEARNERS.items():
+                reference = Path(temporary, kind)
+                part, pieces = learned(model, learner, prompts, reference)
+                write({kind: part})
+                published.append((kind, pieces, reference))
+            torch.distributed.destroy_process_group()
+            for kind, part in asyncio.run(served(model, published, prompts)):
+                write({kind: row[kind] | part} if kind in row else {kind: part})
+        except Exception as error:  # the row says it
+            write({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+            raise
+        write({"cpu_seconds": round(time.process_time()), "ended": True})
+        os._exit(0)  # the engine's thread has no end
+
+
+def tokenizer_of(family: Family, folder: Path) -> tuple[Any, str]:
+    """The tokenizer of a family, and where it is from."""
+    try:
+        return load_tokenizer(tokenizer_folder(family.tokenizer, folder)), family.tokenizer
+    except pytest.skip.Exception:
+        return build_tokenizer(QUESTIONS), "tiny"
+
+
+# -- learner -------------------------------------------------------------------------------------------
+
+
+def samples(prompts: Sequence[tuple[int, ...]]) -> tuple[TrainingSample, ...]:
+    """Two answers of random tokens to each prompt, one of them good."""
+    rng = random.Random(0)
+    return tuple(
+        TrainingSample(
+            sample_id=f"{index}",
+            prompt_ids=prompt,
+            response_ids=tuple(rng.randrange(10_000) % 500 for _ in range(NUM_TOKENS)),
+            loss_mask=(1,) * NUM_TOKENS,
+            rollout_logprobs=(-5.0,) * NUM_TOKENS,
+            turns=(0,) * NUM_TOKENS,
+            advantages=(advantage,) * NUM_TOKENS,
+        )
+        for index, (prompt, advantage) in enumerate((each, sign) for each in prompts for sign in (1.0, -0.5))
+    )
+
+
+def learned(
+    model: Path, learner: LearnerConfig, prompts: Sequence[tuple[int, ...]], target: Path
+) -> tuple[Row, list[WeightBucket]]:
+    """One update: figures, and the pieces of the weights, which transformers can load from ``target``."""
+    rank = VerlLearner(str(model), learner, resolve(AlgorithmConfig(), NUM_TOKENS), 10, 0)
+    batch = TrainBatch(samples=samples(prompts))
+    before = difference(rank.logprobs(batch), expected(load(model)[0], batch))
+    metrics = rank.update(rank.score([batch])).metrics
+    pieces = list(ObjectStoreTransport().publish(1, rank.weights(), rank=0))
+    original = load_file(model / "model.safetensors")
+    weights = {name: tensor for piece in pieces for name, tensor in piece.tensors()}
+    target.mkdir()
+    for each in model.glob("*.json"):
+        (target / each.name).write_bytes(each.read_bytes())
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    trained, unnamed = load(target)
+    own, theirs = ({(name, each.shape) for name, each in part.items()} for part in (weights, original))
+    row = {
+        "loss": metrics["learn/loss"],
+        "grad_norm": metrics["learn/grad_norm"],
+        "before": before,
+        "after": difference(rank.logprobs(batch), expected(trained, batch)),
+        "weights": len(weights),
+        "moved": sum(
+            not torch.equal(each, original[name]) for name, each in weights.items() if name in original
+        ),
+        "misnamed": sorted(name for name, _ in own ^ theirs) + sorted(unnamed),
+    }
+    return row, pieces
+
+
+def load(folder: Path) -> tuple[Any, set[str]]:
+    """The model of a folder by transformers, and the names of weights that it lacks or has too many."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    auto = getattr(transformers, config.architectures[0])
+    model, found = auto.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    return model.eval(), {*found["missing_keys"], *found["unexpected_keys"]}
+
+
+@torch.no_grad()
+def expected(model: Any, batch: TrainBatch) -> list[list[float]]:
+    """Log-probabilities of the samples by transformers."""
+    return [token_logprobs(model, each.prompt_ids, each.response_ids, 1.0).tolist() for each in batch.samples]
+
+
+def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """The largest one."""
+    return max(
+        abs(a - b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)
+    )
+
+
+# -- engine --------------------------------------------------------------------------------------------
+
+
+async def served(
+    model: Path, published: Sequence[tuple[str, list[WeightBucket], Path]], prompts: Sequence[tuple[int, ...]]
+) -> list[tuple[str, Row]]:
+    """What one engine answers by each of the published weights, against transformers."""
+    start = time.monotonic()
+    engine = VLLMEngine(str(model), EngineConfig(max_model_tokens=256), {})
+    results: list[tuple[str, Row]] = [
+        ("engine_start", round(time.monotonic() - start, 1)),
+        ("padded_tokens", max(engine._engine.collective_rpc(num_rows))),
+    ]
+    for version, (kind, pieces, reference) in enumerate(published, start=1):
+        await ObjectStoreTransport().fetch(version, pieces, engine)
+        plain, _ = load(reference)
+        texts, logprobs, theirs = [], [], []
+        for prompt in prompts:
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS)
+                answer = await engine.generate(prompt, params)
+                with torch.no_grad():
+                    theirs.append(token_logprobs(plain, prompt, answer.token_ids, 1.0).tolist())
+                logprobs.append(answer.logprobs)
+                if temperature == 0:
+                    texts.append(answer.token_ids == greedy(plain, prompt, NUM_TOKENS))
+        results.append((kind, {"engine": difference(logprobs, theirs), "greedy": all(texts)}))
+    return results
+
+
+def num_rows(worker: Any) -> int:
+    """Rows of the engine's embedding, the padding among them."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    model = worker.model_runner.model
+    return max(
+        each.num_embeddings_padded for each in model.modules() if isinstance(each, VocabParallelEmbedding)
+    )
+
+
+# -- table ---------------------------------------------------------------------------------------------
+
+
+def table(finished: dict[str, Row]) -> Iterator[str]:
+    """Lines of a table in Markdown."""
+    heads = (
+        "family",
+        "tokens, padded",
+        "learns",
+        "loss, gradient",
+        "weights, moved",
+        "learner",
+        "engine",
+        "greedy",
+    )
+    yield f"| {' | '.join(heads)} | ok |"
+    yield "|---" * (len(heads) + 1) + "|"
+    for name, row in finished.items():
+        for kind in LEARNERS:
+            part = row.get(kind, {})
+            yield (
+                "| "
+                + " | ".join(
+                    [
+                        name,
+                        f"{row.get('tokens', '-')}, {row.get('padded_tokens', '-')}",
+                        kind,
+                        f"{part['loss']:.3f}, {part['grad_norm']:.2f}" if part else "-",
+                        f"{part['weights']}, {part['moved']}" if part else "-",
+                        f"{max(part['before'], part['after']):.0e}" if part else "-",
+                        f"{part['engine']:.0e}" if "engine" in part else "-",
+                        str(part.get("greedy", "-")),
+                        "ok" if is_right(part) else row.get("error", "no"),
+                    ]
+                )
+                + " |"
+            )
+
+
+def is_right(part: Row) -> bool:
+    """True if a part of a row has all that the head of this file asks for."""
+    return (
+        "engine" in part
+        and math.isfinite(part["loss"])
+        and 0 < part["grad_norm"] < math.inf
+        and not part["misnamed"]
+        and part["moved"] > 0
+        and max(part["before"], part["after"], part["engine"]) <= MOST
+        and part["greedy"]
+    )
+
+
+if __name__ == "__main__":
+    main()
