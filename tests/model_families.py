@@ -34,7 +34,7 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-PICTURES = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+PICTURES = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ FAMILIES = {
     "Mistral": Family("Mistral", "llama3_1", {"sliding_window": None}, template="chatml.jinja"),
     "DeepSeek V2": Family("DeepseekV2", "deepseek_v3", {**LATENT, **EXPERTS, "topk_method": "greedy"}),
     "DeepSeek V3": Family("DeepseekV3", "deepseek_v3", {**LATENT, **EXPERTS}),
-    "Qwen2.5-VL": Family("Qwen2_5_VL", "qwen3", template="qwen2_5.jinja", tied=(True, False)),
+    "Qwen2.5-VL": Family(
+        "Qwen2_5_VL", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja", tied=(True, False)
+    ),
 }
 
 
