@@ -7,26 +7,27 @@ them, takes one update of all its weights, and one of adapters (LoRA). Each is p
 engine and sampled. A row is ok if
 
 - loss and gradient norm are finite, and the norm is above 0;
-- the published weights have the names and shapes of the model's own file, and transformers finds them all;
+- the published weights are as many as in the model's own file, and transformers and vLLM find all by name;
 - log-probabilities, the learner's before and after and the engine's, are transformers' to ``MOST``;
 - the engine's greedy text is transformers'.
 
 Learner and engine live in one process without Ray and Serve, forked for each row from one that has imported
 them: the pieces of ``ObjectStoreTransport`` pass from hand to hand. ``families.json`` in the folder keeps the
-finished rows; delete it to begin anew.
+finished rows, and a row that was cut goes on with its next part; delete the folder to begin anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import random
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,13 +50,12 @@ from machine import free_port
 from model_families import FAMILIES, Family, build
 from real_tokenizers import tokenizer_folder
 from safetensors.torch import load_file, save_file
-from transformers_reference import greedy, token_logprobs
+from transformers_reference import token_logprobs
 
 from actors.weights.object_store import ObjectStoreTransport
 from environments.types import Message
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.vllm import VLLMEngine
-from policies.engines.weights import WeightBucket
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig, OptimizerConfig
@@ -65,13 +65,14 @@ from policies.tiny import build_tokenizer
 
 MOST = 1e-5
 """Largest difference of two log-probabilities."""
-SECONDS = 240
+SECONDS = 600
 """Longest row."""
 LEARNERS = {
     "all weights": LearnerConfig(optimizer=OptimizerConfig(lr=1e-3)),
     "LoRA": LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), lora=LoRAConfig(rank=4)),
 }
 NUM_TOKENS = 16
+WEIGHTS = "model.safetensors"
 QUESTIONS: list[list[Message]] = [
     [{"role": "user", "content": "What is 12*3, in words?"}],
     [{"role": "user", "content": "Name a colour: " + "red, green, " * 20}],
@@ -106,55 +107,59 @@ def main() -> None:
 
 def in_process_of_its_own(name: str, folder: Path) -> Row:
     """Measure a row; an engine that ends the process is a row too."""
-    start, file = time.monotonic(), folder / "row.json"
-    file.unlink(missing_ok=True)
-    process = multiprocessing.get_context("fork").Process(target=measure, args=(name, folder, file))
+    process = multiprocessing.get_context("fork").Process(target=measure, args=(name, folder))
     process.start()
     process.join(SECONDS)
     process.kill()
     process.join()
-    row: Row = json.loads(file.read_text()) if file.exists() else {}
-    if not row.pop("ended", False) and "error" not in row:
-        row["error"] = f"the process ended with exit code {process.exitcode}"
-    return row | {"seconds": round(time.monotonic() - start)}
+    kept = Kept(folder, name)
+    if not kept.row.pop("ended", False) and "error" not in kept.row:
+        kept.row["error"] = f"the process ended with exit code {process.exitcode}"
+    shutil.rmtree(kept.folder)
+    return kept.row
 
 
-def measure(name: str, folder: Path, file: Path) -> None:
-    """Write what each part of a row has shown to ``file``, as soon as it has."""
+class Kept:
+    """A row and its models as far as they are there: a row that was cut goes on with the next part."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder / name.replace(" ", "-").lower()
+        self.folder.mkdir(exist_ok=True)
+        self._file = self.folder / "row.json"
+        self.row: Row = json.loads(self._file.read_text()) if self._file.exists() else {"cpu_seconds": 0.0}
+        self._start = time.process_time()
+
+    def write(self, part: Row) -> None:
+        """Add a part, and the CPU seconds that it took."""
+        seconds, self._start = time.process_time() - self._start, time.process_time()
+        self.row |= part | {"cpu_seconds": round(self.row["cpu_seconds"] + seconds, 1)}
+        self._file.write_text(json.dumps(self.row))
+
+
+def measure(name: str, folder: Path) -> None:
+    """Take a row to its end."""
     family, tied = rows()[name]
-    row: Row = {}
-
-    def write(part: Row) -> None:
-        row.update(part)
-        file.write_text(json.dumps(row))
-
-    with tempfile.TemporaryDirectory() as temporary:
-        model = Path(temporary, "model")
+    kept = Kept(folder, name)
+    model = kept.folder / "model"
+    if "tokens" not in kept.row:
         tokenizer, origin = tokenizer_of(family, folder)
         build(family, tied, tokenizer, model)
-        write(
-            {
-                "tokenizer": origin,
-                "tokens": transformers.AutoConfig.from_pretrained(model).get_text_config().vocab_size,
-            }
-        )
-        prompts = [tuple(ChatRenderer(tokenizer).prompt_ids(each)) for each in QUESTIONS]
-        published = []
-        try:
-            os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-            for kind, learner in LEARNERS.items():
-                reference = Path(temporary, kind)
-                part, pieces = learned(model, learner, prompts, reference)
-                write({kind: part})
-                published.append((kind, pieces, reference))
+        prompts = [ChatRenderer(tokenizer).prompt_ids(each) for each in QUESTIONS]
+        tokens = transformers.AutoConfig.from_pretrained(model).get_text_config().vocab_size
+        kept.write({"tokenizer": origin, "tokens": tokens, "prompts": prompts})
+    prompts = kept.row["prompts"]
+    try:
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        for kind, learner in LEARNERS.items():
+            if kind not in kept.row:
+                kept.write({kind: learned(model, learner, prompts, kept.folder / kind)})
+        if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-            for kind, part in asyncio.run(served(model, published, prompts)):
-                write({kind: row[kind] | part} if kind in row else {kind: part})
-        except Exception as error:  # the row says it
-            write({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
-            raise
-        write({"cpu_seconds": round(time.process_time()), "ended": True})
-        os._exit(0)  # the engine's thread has no end
+        kept.write(asyncio.run(served(kept, prompts)) | {"ended": True})
+    except Exception as error:  # the row names it
+        kept.write({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+        raise
+    os._exit(0)  # the engine's thread has no end
 
 
 def tokenizer_of(family: Family, folder: Path) -> tuple[Any, str]:
@@ -168,13 +173,13 @@ def tokenizer_of(family: Family, folder: Path) -> tuple[Any, str]:
 # -- learner -------------------------------------------------------------------------------------------
 
 
-def samples(prompts: Sequence[tuple[int, ...]]) -> tuple[TrainingSample, ...]:
+def samples(prompts: Sequence[Sequence[int]]) -> tuple[TrainingSample, ...]:
     """Two answers of random tokens to each prompt, one of them good."""
     rng = random.Random(0)
     return tuple(
         TrainingSample(
             sample_id=f"{index}",
-            prompt_ids=prompt,
+            prompt_ids=tuple(prompt),
             response_ids=tuple(rng.randrange(10_000) % 500 for _ in range(NUM_TOKENS)),
             loss_mask=(1,) * NUM_TOKENS,
             rollout_logprobs=(-5.0,) * NUM_TOKENS,
@@ -185,35 +190,30 @@ def samples(prompts: Sequence[tuple[int, ...]]) -> tuple[TrainingSample, ...]:
     )
 
 
-def learned(
-    model: Path, learner: LearnerConfig, prompts: Sequence[tuple[int, ...]], target: Path
-) -> tuple[Row, list[WeightBucket]]:
-    """One update: figures, and the pieces of the weights, which transformers can load from ``target``."""
+def learned(model: Path, learner: LearnerConfig, prompts: Sequence[Sequence[int]], target: Path) -> Row:
+    """One update, whose weights go to ``target``."""
     rank = VerlLearner(str(model), learner, resolve(AlgorithmConfig(), NUM_TOKENS), 10, 0)
     batch = TrainBatch(samples=samples(prompts))
     before = difference(rank.logprobs(batch), expected(load(model)[0], batch))
     metrics = rank.update(rank.score([batch])).metrics
-    pieces = list(ObjectStoreTransport().publish(1, rank.weights(), rank=0))
-    original = load_file(model / "model.safetensors")
-    weights = {name: tensor for piece in pieces for name, tensor in piece.tensors()}
-    target.mkdir()
-    for each in model.glob("*.json"):
-        (target / each.name).write_bytes(each.read_bytes())
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    original, weights = load_file(model / WEIGHTS), dict(rank.weights())
+    shutil.copytree(model, target, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
+    save_file({name: each.detach() for name, each in weights.items()}, target / WEIGHTS, {"format": "pt"})
     trained, unnamed = load(target)
-    own, theirs = ({(name, each.shape) for name, each in part.items()} for part in (weights, original))
-    row = {
+    moved = [
+        name for name, each in original.items() if name in weights and not torch.equal(each, weights[name])
+    ]
+    return {
         "loss": metrics["learn/loss"],
         "grad_norm": metrics["learn/grad_norm"],
         "before": before,
         "after": difference(rank.logprobs(batch), expected(trained, batch)),
         "weights": len(weights),
-        "moved": sum(
-            not torch.equal(each, original[name]) for name, each in weights.items() if name in original
-        ),
-        "misnamed": sorted(name for name, _ in own ^ theirs) + sorted(unnamed),
+        "of_the_file": len(original),
+        "renamed": len(original.keys() - weights.keys()),
+        "moved": len(moved),
+        "misnamed": sorted(unnamed),
     }
-    return row, pieces
 
 
 def load(folder: Path) -> tuple[Any, set[str]]:
@@ -242,31 +242,30 @@ def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
 # -- engine --------------------------------------------------------------------------------------------
 
 
-async def served(
-    model: Path, published: Sequence[tuple[str, list[WeightBucket], Path]], prompts: Sequence[tuple[int, ...]]
-) -> list[tuple[str, Row]]:
-    """What one engine answers by each of the published weights, against transformers."""
-    start = time.monotonic()
-    engine = VLLMEngine(str(model), EngineConfig(max_model_tokens=256), {})
-    results: list[tuple[str, Row]] = [
-        ("engine_start", round(time.monotonic() - start, 1)),
-        ("padded_tokens", max(engine._engine.collective_rpc(num_rows))),
-    ]
-    for version, (kind, pieces, reference) in enumerate(published, start=1):
-        await ObjectStoreTransport().fetch(version, pieces, engine)
-        plain, _ = load(reference)
-        texts, logprobs, theirs = [], [], []
-        for prompt in prompts:
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS)
-                answer = await engine.generate(prompt, params)
-                with torch.no_grad():
-                    theirs.append(token_logprobs(plain, prompt, answer.token_ids, 1.0).tolist())
-                logprobs.append(answer.logprobs)
-                if temperature == 0:
-                    texts.append(answer.token_ids == greedy(plain, prompt, NUM_TOKENS))
-        results.append((kind, {"engine": difference(logprobs, theirs), "greedy": all(texts)}))
-    return results
+async def served(kept: Kept, prompts: Sequence[Sequence[int]]) -> Row:
+    """What one engine answers by each of the trained weights, against transformers."""
+    engine, transport = (
+        VLLMEngine(str(kept.folder / "model"), EngineConfig(max_model_tokens=256), {}),
+        ObjectStoreTransport(),
+    )
+    row: Row = {"padded_tokens": max(engine._engine.collective_rpc(num_rows))}
+    for version, kind in enumerate(LEARNERS, start=1):
+        pieces = list(transport.publish(version, load_file(kept.folder / kind / WEIGHTS).items(), rank=0))
+        await transport.fetch(version, pieces, engine)
+        plain, _ = load(kept.folder / kind)
+        differences, greedy = [], True
+        for prompt, temperature in itertools.product(prompts, (0.0, 1.0)):
+            answer = await engine.generate(
+                prompt, SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS)
+            )
+            with torch.no_grad():
+                logits = plain(torch.tensor([[*prompt, *answer.token_ids]]), use_cache=False).logits[0]
+            logprobs = logits[len(prompt) - 1 : -1].log_softmax(-1)
+            theirs = logprobs.gather(-1, torch.tensor(answer.token_ids)[:, None])[:, 0].tolist()
+            differences.append(difference([answer.logprobs], [theirs]))
+            greedy &= temperature > 0 or logprobs.argmax(-1).tolist() == list(answer.token_ids)
+        row[kind] = kept.row[kind] | {"engine": max(differences), "greedy": greedy}
+    return row
 
 
 def num_rows(worker: Any) -> int:
@@ -325,6 +324,7 @@ def is_right(part: Row) -> bool:
         and math.isfinite(part["loss"])
         and 0 < part["grad_norm"] < math.inf
         and not part["misnamed"]
+        and part["weights"] == part["of_the_file"]
         and part["moved"] > 0
         and max(part["before"], part["after"], part["engine"]) <= MOST
         and part["greedy"]
