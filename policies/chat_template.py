@@ -325,9 +325,15 @@ def _plain(message: Message) -> Message:
     """The message with its parts of text as one text, and the arguments of its calls as objects.
 
     OpenAI has JSON text there; templates write JSON.
+
+    Raises:
+        ValueError: a part is an image, for example. Some templates would leave it out, others write its JSON.
     """
     content = message.get("content")
-    if isinstance(content, list) and all(map(_is_text, content)):
+    if isinstance(content, list):
+        if others := [part for part in content if not _is_text(part)]:
+            kind = others[0].get("type") if isinstance(others[0], dict) else others[0]
+            raise ValueError(f"a part of its content is {kind!r}, and policies read text only: leave it out")
         message = {**message, "content": "\n".join(part["text"] for part in content)}
     if not message.get("tool_calls"):
         return message

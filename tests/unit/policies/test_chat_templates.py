@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -415,6 +416,19 @@ def test_refusal_of_the_template_names_the_remedy(llama: ChatRenderer) -> None:
 def test_message_that_cannot_be_rendered_is_the_agents_fault(message: Message) -> None:
     with pytest.raises(AgentError, match="rejects the agent's messages"):
         renderer(QWEN2_5).request_ids(SampleRequest(messages=[QUESTION, message]))
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "data:"}}, "text"])
+def test_image_in_message_is_refused_by_its_type(part: Any) -> None:
+    """Gemma 3's template leaves it out, and Llama 3.1's writes the list as Python does."""
+    tokenizer = copy.deepcopy(tokenizer_of("qwen2_5"))
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    content = [{"type": "text", "text": "What is it?"}, part]
+    own, kind = ChatRenderer(tokenizer), part if isinstance(part, str) else part["type"]
+    for _ in range(2):  # before and after its role is known to be shown
+        with pytest.raises(AgentError, match=rf"message 0, .*part of its content is '{kind}'.*text only"):
+            own.request_ids(SampleRequest(messages=[{"role": "user", "content": content}]))
+        own.request_ids(SampleRequest(messages=[{"role": "user", "content": content[:1]}]))
 
 
 def test_prompt_over_the_limit_of_the_request_is_refused(llama: ChatRenderer) -> None:

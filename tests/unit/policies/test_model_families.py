@@ -1,0 +1,53 @@
+"""Learners of model families that differ from the tiny Qwen3: windows, latent attention, experts.
+
+``tests/benchmarks/families.py`` takes all families through the engine too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from learner_samples import ragged_samples
+from model_families import FAMILIES, build
+from transformers_reference import load, token_logprobs, weights_of
+
+from policies.chat import load_tokenizer
+from policies.learning.samples import TrainBatch
+from policies.learning.settings import LearnerConfig, LoRAConfig
+
+if TYPE_CHECKING:
+    from learner_samples import MakeRank
+
+LEARNERS = {"all weights": LearnerConfig(), "adapters": LearnerConfig(lora=LoRAConfig(rank=4))}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("name", ["Gemma 3", "DeepSeek V3"])
+def test_family_scores_as_transformers_and_publishes_its_names(
+    make_rank: MakeRank, tiny_model: Path, tmp_path: Path, name: str, learner: str
+) -> None:
+    family = replace(FAMILIES[name], template=None)
+    path = build(family, family.tied[0], load_tokenizer(tiny_model), tmp_path / "model")
+    rank = make_rank(LEARNERS[learner], model=path)
+    batch = TrainBatch(samples=ragged_samples(3))
+    update = rank.update(rank.score([batch]))
+    assert update.metrics["learn/grad_norm"] > 0
+    rank.save(str(tmp_path))
+    trained, original = weights_of(tmp_path / "huggingface"), weights_of(path)
+    assert {key: each.shape for key, each in trained.items()} == {
+        key: each.shape for key, each in original.items()
+    }
+    assert any(not torch.equal(each, original[key]) for key, each in trained.items())
+    model = load(tmp_path / "huggingface")
+    for sample, row in zip(batch.samples, rank.logprobs(batch), strict=True):
+        with torch.no_grad():
+            expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
+        torch.testing.assert_close(
+            torch.tensor(row), expected * torch.tensor(sample.loss_mask), rtol=0, atol=1e-4
+        )
