@@ -110,15 +110,14 @@ def _not_counted() -> Iterator[None]:
 class Process:
     """A process with an actor in it, and a handle to that: ``handle.method.remote()`` runs in its tasks."""
 
-    def __init__(self, role: str, make: Callable[[], Any], node: Node | None = None) -> None:
-        self.role, self.node, self._make = role, node, make
+    def __init__(self, role: str, make: Callable[[], Any], name: str = "") -> None:
+        self.role, self.name, self._make = role, name, make
         self.cpu: defaultdict[str, float] = defaultdict(float)
         """CPU seconds by the method that was called."""
         self.calls: Counter[str] = Counter()
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.has_ended = False
         self._answers: set[asyncio.Future[Any]] = set()
-        self._methods: dict[str, Any] = {}
         self.context = copy_context()
         self.context.run(_PROCESS.set, self)
         self.target = self.context.run(make)
@@ -206,6 +205,8 @@ class Size:
     max_staleness: int = 1
     retries: int = 100
     pairs_per_actor: int = 1
+    gives_credit: bool = True
+    """False leaves out what takes seconds to import."""
 
 
 @dataclass
@@ -270,7 +271,7 @@ class System:
         if size.num_pairs > 100:
             self.cluster.check_start = _unchecked  # type: ignore[method-assign]
         self.directory = Process(DIRECTORY, _class_of(SamplerDirectory))
-        self.first = self._sampler(None)
+        self.first = self._sampler()
         self.samplers = [self.first]
         self.stream = Process(STREAM, lambda: Deliveries(self))
         self.replicas: dict[str, Process] = {}
@@ -298,14 +299,14 @@ class System:
 
     # -- sampling ------------------------------------------------------------------------------------
 
-    def _sampler(self, node: Node | None) -> Process:
+    def _sampler(self) -> Process:
         recipe = functools.partial(SimulatedSampler, self)
-        return Process(SAMPLER, lambda: _class_of(SamplerActor)(recipe), node)
+        return Process(SAMPLER, lambda: _class_of(SamplerActor)(recipe))
 
     def start(self, node: Node | None, _: Any) -> Process:
         """Start the sampling actor of a node, for ``NodeSamplers``."""
         with _not_counted():
-            sampler = self._sampler(node)
+            sampler = self._sampler()
             self.samplers.append(sampler)
             if node is None or node.name not in self.cluster.nodes:
                 sampler.end()
@@ -317,8 +318,7 @@ class System:
         """Have another replica serve, with the newest version."""
         self._num_replicas += 1
         name = f"replica-{self._num_replicas}"
-        process = Process(REPLICA, lambda: Replica(name, self))
-        process.name = name
+        process = Process(REPLICA, lambda: Replica(self), name)
         self.replicas[name] = process
         process.run(process.target.follow)
 
@@ -383,7 +383,7 @@ class SimulatedEngine(Engine):
 class Replica(policy_server.PolicyServer.func_or_class.__mro__[1]):  # type: ignore[misc]  # without its routes
     """A replica that follows sampling actors as the real one does, and nothing else."""
 
-    def __init__(self, name: str, system: System) -> None:
+    def __init__(self, system: System) -> None:
         self._engine = SimulatedEngine(system)
         self._directory = system.directory
         self._queue_workers: dict[Any, Any] = {}
@@ -527,7 +527,7 @@ class ArrivedStream(TrajectoryStream):
     """Trajectories of each group that have arrived, of those that were not taken."""
 
     def __post_init__(self) -> None:
-        self._groups = {}
+        self._groups, self._complete = {}, set()
         self._no_actor = fleet_report.NoActorWarning()
 
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
@@ -585,17 +585,18 @@ class Driver:
                 assert reason is None, f"{group.group_id}: {reason}"
             self.num_trained += size.groups_per_step * size.group_size
             self.updates.append(selection)
-            samples = {
-                each.rollout_id: training_samples(each)
-                for group in selection.groups
-                for each in group.trajectories
-            }
-            assign_credit(selection.groups, samples, self._algorithm, 0.0)
+            if size.gives_credit:
+                self._credit(selection)
             await asyncio.sleep(size.update_seconds)
             system.publish()
             self._progress.step += 1
             self._progress.version += 1
             self._rollouts.commit()
+
+    def _credit(self, selection: Selection) -> None:
+        trajectories = [each for group in selection.groups for each in group.trajectories]
+        samples = {each.rollout_id: training_samples(each) for each in trajectories}
+        assign_credit(selection.groups, samples, self._algorithm, 0.0)
 
 
 def _class_of(actor: Any) -> Any:

@@ -5,8 +5,7 @@
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
 replica, and a publish after each update. The CPU time of each process is measured over one whole update: its
-own code, and pickle for what travels. Ray's own work at a call is not simulated: ``--call-ms`` is what a call
-costs the process that serves it (``--measure-call`` measures that, in a Ray of its own).
+own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
 
 Sizes are left out at which a pair would have less than 0.2 seconds for a turn.
 """
@@ -16,14 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from report import Report
 from repository import ROOT
 
@@ -53,7 +49,6 @@ GROUP_SIZE = 8
 CENTRAL = (FLEET, SAMPLER, DIRECTORY, STREAM, DRIVER)
 QUESTION = "A question of some words, as an environment asks it. " * 3
 REPLY = "A reply of some words, as a model gives them. " * 8
-NUM_CALLS = 3000
 
 
 @dataclass
@@ -63,27 +58,23 @@ class Measured:
     pairs: int
     replicas: int
     nodes: int
+    start: float
+    """Of the fleet, for the start of all pairs."""
     usage: Usage
-    call_seconds: float
 
     @property
     def seconds(self) -> float:
         """Time that the requests take at their rate."""
         return self.usage.num_requests / (REQUESTS * self.replicas)
 
-    def share(self, role: str, with_ray: bool = False) -> float:
+    def share(self, role: str) -> float:
         """Share of a core that a process of the role takes, the busiest one."""
-        seconds = self.usage.by_process[role]
-        share = max(seconds) / self.seconds
-        if with_ray:
-            calls = sum(count for (of, _), count in self.usage.calls.items() if of == role)
-            share += calls / len(seconds) / self.seconds * self.call_seconds
-        return share
+        return max(self.usage.by_process[role]) / self.seconds
 
     def saturation(self) -> tuple[str, float]:
         """The process that saturates first, and at how many replicas, if all grows with their number."""
-        role = max(CENTRAL, key=lambda each: self.share(each, with_ray=True))
-        return role, self.replicas / self.share(role, with_ray=True)
+        role = max(CENTRAL, key=self.share)
+        return role, self.replicas / self.share(role)
 
     def micro(self, role: str, method: str, count: float = 0) -> str:
         """Microseconds of a call of ``method``, or of each of ``count``."""
@@ -91,29 +82,37 @@ class Measured:
         return f"{1e6 * self.usage.cpu[role, method] / count:.0f}" if count else "-"
 
 
-async def measured(loop: CountingLoop, size: Size, renderer: ChatRenderer, reply: tuple[int, ...]) -> Usage:
-    """Usage of the second update of two."""
+async def measured(
+    loop: CountingLoop, size: Size, renderer: ChatRenderer, reply: tuple[int, ...]
+) -> tuple[float, Usage]:
+    """CPU seconds of the fleet for its start, and the usage of the second update."""
     with simulated_system(
         loop, lambda: System(size, renderer=renderer, reply=reply, question=QUESTION)
     ) as system:
         await system.fleet.resize.remote(size.num_pairs)
         while (await system.fleet.status.remote()).num_ready < size.num_pairs:
             await asyncio.sleep(1)
+        start = sum(system.fleet.cpu.values())
         training = system.driver.run(system.driver.target.train)
-        while not system.driver.target.updates:
-            await asyncio.sleep(size.update_seconds / 20)
-        before = system.usage()
-        await training
-        usage = system.usage().since(before)
+        usages = [await usage_after(number, system, training) for number in (1, 2)]
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return usage
+        return start, usages[1].since(usages[0])
+
+
+async def usage_after(number: int, system: System, training: asyncio.Task[None]) -> Usage:
+    """Usage until so many updates are made."""
+    while len(system.driver.target.updates) < number:
+        await asyncio.sleep(0.05)
+        if training.done():
+            training.result()
+    return system.usage()
 
 
 def simulate(
-    pairs: int, replicas: int, nodes: int, turns: int, tokenizer: PreTrainedTokenizerBase, call_seconds: float
+    pairs: int, replicas: int, nodes: int, turns: int, tokenizer: PreTrainedTokenizerBase
 ) -> Measured:
     """Measure one size."""
     renderer = ChatRenderer(tokenizer)
@@ -124,50 +123,19 @@ def simulate(
         nodes,
         num_turns=turns,
         turn_seconds=pairs / replicas / REQUESTS,
-        groups_per_step=max(16, pairs // 12),
+        groups_per_step=max(8, pairs // 24),
         group_size=GROUP_SIZE,
-        num_updates=2,
+        max_staleness=3,
+        num_updates=10,  # it ends before: the last updates have fewer rollouts in play
     )
     loop = CountingLoop()
     asyncio.set_event_loop(loop)
     try:
-        usage = loop.run_until_complete(measured(loop, size, renderer, reply))
+        start, usage = loop.run_until_complete(measured(loop, size, renderer, reply))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    return Measured(pairs, replicas, nodes, usage, call_seconds)
-
-
-def measure_call() -> float:
-    """CPU seconds that a call without a result costs the process of an asyncio actor."""
-    import ray
-
-    from actors.ray_tools.connect import RAYLET_ENVIRONMENT
-
-    os.environ.update(RAYLET_ENVIRONMENT)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-
-    @ray.remote(num_cpus=0, max_concurrency=1000)
-    class Served:
-        async def call(self, data: bytes) -> None:
-            pass
-
-        async def process(self) -> int:
-            return os.getpid()
-
-    served = Served.remote()  # type: ignore[attr-defined]
-    process, data = psutil.Process(ray.get(served.process.remote())), bytes(1000)
-    used = []
-    for _ in range(2):  # the first calls are slower
-        before = process.cpu_times()
-        for _ in range(NUM_CALLS):
-            served.call.options(num_returns=0).remote(data)
-            time.sleep(0.0005)  # as from many processes: not all at once
-        ray.get(served.process.remote())
-        after = process.cpu_times()
-        used.append(after.user + after.system - before.user - before.system)
-    ray.shutdown()
-    return used[-1] / NUM_CALLS
+    return Measured(pairs, replicas, nodes, start, usage)
 
 
 def draw(sizes: list[Measured], path: Path) -> None:
@@ -182,7 +150,7 @@ def draw(sizes: list[Measured], path: Path) -> None:
     for nodes, panel in zip(panels, axes[0], strict=True):
         most = {each.replicas: each for each in sorted(sizes, key=lambda e: e.pairs) if each.nodes == nodes}
         for role in CENTRAL:
-            shares = [max(1e-4, most[number].share(role, with_ray=True)) for number in sorted(most)]
+            shares = [max(1e-4, most[number].share(role)) for number in sorted(most)]
             panel.loglog(sorted(most), shares, marker="o", label=role)
         panel.axhline(1.0, ls="--", color="#777777")
         panel.axhline(0.5, ls=":", color="#777777")
@@ -201,28 +169,22 @@ def main() -> None:
     parser.add_argument("--replicas", default="4,32,128")
     parser.add_argument("--nodes", default="2,32,200")
     parser.add_argument("--turns", type=int, default=4, help="of a rollout")
-    parser.add_argument(
-        "--call-ms", type=float, default=0.0, help="CPU ms of Ray for a call, where it is served"
-    )
-    parser.add_argument("--measure-call", action="store_true")
     parser.add_argument("--plot", type=Path, help="draw the shares into this file")
     arguments = parser.parse_args()
     numbers = [
         [int(each) for each in text.split(",")]
         for text in (arguments.pairs, arguments.replicas, arguments.nodes)
     ]
-    call_seconds = measure_call() if arguments.measure_call else arguments.call_ms / 1000
     costs = Report(
         f"CPU microseconds by what is done; rollouts of {arguments.turns} turns",
         (
             "pairs x replicas x nodes",
-            *("fleet: rollout", "turn", "sampling: request", "poll", "polls a request"),
+            *("fleet: start of a pair", "rollout", "turn", "sampling: request", "poll", "polls a request"),
             *("directory: report", "stream: rollout", "driver: rollout"),
         ),
     )
     shares = Report(
-        f"Share of a core at {REQUESTS:g} requests a second and replica, own code / with Ray's "
-        f"{1000 * call_seconds:.2f} ms a call served",
+        f"Share of a core of the busiest of each, at {REQUESTS:g} requests a second and replica",
         ("pairs x replicas x nodes", *CENTRAL, "first to saturate, at replicas"),
     )
     sizes = []
@@ -233,11 +195,12 @@ def main() -> None:
         for pairs, replicas, nodes in itertools.product(*numbers):
             if pairs / replicas / REQUESTS < LEAST_TURN_SECONDS:
                 continue
-            each = simulate(pairs, replicas, nodes, arguments.turns, tokenizer, call_seconds)
+            each = simulate(pairs, replicas, nodes, arguments.turns, tokenizer)
             sizes.append(each)
             usage, name = each.usage, f"{pairs} x {replicas} x {nodes}"
             costs.add(
                 name,
+                f"{1e6 * each.start / pairs:.0f}",
                 each.micro(FLEET, "resize", usage.num_rollouts),
                 each.micro(FLEET, "record_turn"),
                 each.micro(SAMPLER, "sample"),
@@ -248,7 +211,7 @@ def main() -> None:
                 each.micro(DRIVER, "", usage.num_rollouts),
             )
             role, most = each.saturation()
-            cells = (f"{each.share(role):.3f} / {each.share(role, with_ray=True):.2f}" for role in CENTRAL)
+            cells = (f"{each.share(of):.3f}" for of in CENTRAL)
             shares.add(name, *cells, f"{role}, {most:.0f}")
             print(name, flush=True)
     costs.print()

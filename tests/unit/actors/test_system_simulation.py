@@ -19,6 +19,7 @@ SIZE = Size(
     groups_per_step=3,
     group_size=4,
     num_updates=3,
+    gives_credit=False,
 )
 OTHERS = [f"other-{number}/0" for number in range(3)]
 """Rollouts that the training has not requested; some are cancelled."""
