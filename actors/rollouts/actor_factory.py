@@ -112,18 +112,23 @@ class ActorFactory:
     num_pairs: int = 1
     node_watch: NodeWatch = field(default_factory=NodeWatch)
     throttle: StartThrottle = field(default_factory=StartThrottle)
-    _actors: list[SharedActor] = field(default_factory=list)
-    """Actors in use, which may have room."""
+    _actors: set[SharedActor] = field(default_factory=set)
+    """Actors in use."""
+    _with_places: dict[SharedActor, None] = field(default_factory=dict)
+    """Actors of these whose places are not all taken."""
 
     async def make(self) -> Place:
         """Take a place of an actor that has one to spare, else start another actor."""
-        shared = next((each for each in self._actors if self._has_room(each)), None)
+        shared = next((each for each in self._with_places if self._may_be_used(each)), None)
         if shared is None:
             shared = SharedActor(asyncio.create_task(self._start()))
-            self._actors.append(shared)
+            self._actors.add(shared)
+            self._with_places[shared] = None
         number = shared.next_number
         shared.next_number += 1
         shared.num_taken += 1
+        if shared.num_taken == self.num_pairs:
+            del self._with_places[shared]
         try:
             return Place(shared, await asyncio.shield(shared.starting), number)
         except BaseException:
@@ -140,22 +145,24 @@ class ActorFactory:
     def retire(self, shared: SharedActor) -> bool:
         """Hand out no places of an actor any more; return whether it had some to hand out until now."""
         is_first = shared in self._actors
-        if is_first:
-            self._actors.remove(shared)
+        self._actors.discard(shared)
+        self._with_places.pop(shared, None)
         return is_first
 
     def _leave(self, shared: SharedActor) -> bool:
         """Take note that a place is left; return whether that was the last one."""
         shared.num_taken -= 1
         if shared.num_taken:
+            if shared in self._actors:
+                self._with_places[shared] = None
             return False
         self.retire(shared)
         shared.starting.cancel()
         return True
 
-    def _has_room(self, shared: SharedActor) -> bool:
-        is_leaving = shared.node in self.node_watch.draining or self.node_watch.is_silent(shared.node)
-        return shared.num_taken < self.num_pairs and not is_leaving
+    def _may_be_used(self, shared: SharedActor) -> bool:
+        """True unless its node leaves or is silent."""
+        return shared.node not in self.node_watch.draining and not self.node_watch.is_silent(shared.node)
 
     async def _start(self) -> ray.actor.ActorHandle:
         """Start an actor on a node that answers, as soon as a core is free for its start."""

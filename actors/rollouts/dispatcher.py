@@ -22,19 +22,18 @@ def choose_rollout(
         waiting: in their order.
         slots: all of the fleet.
     """
-    others = {each.index for each in slots if each.is_up}
-    idle = [each for each in slots if each.state in WAITING and each is not slot]
+    others: set[int] | None = None
     for rollout in waiting:
-        if rollout.may_be_tried_by(slot.index, others):
-            able = (each for each in idle if rollout.may_be_tried_by(each.index, others))
-            if _suits(slot, rollout, slots, able):
-                return rollout
+        if slot.pair is None and rollout.after is None and slot.index not in rollout.tried_by:
+            return rollout  # mostly: what the other slots do takes as long to find out as there are slots
+        if others is None:
+            others = {each.index for each in slots if each.is_up}
+        if rollout.may_be_tried_by(slot.index, others) and _suits(slot, rollout, slots, others):
+            return rollout
     return None
 
 
-def _suits(
-    slot: Slot, rollout: PendingRollout, slots: Collection[Slot], other_idle_slots: Iterable[Slot]
-) -> bool:
+def _suits(slot: Slot, rollout: PendingRollout, slots: Collection[Slot], others: Collection[int]) -> bool:
     """True for the one idle slot that is to play ``rollout``.
 
     A follow-up waits for its pair. Anything else displaces a pair only if no idle slot is without one, and
@@ -45,7 +44,9 @@ def _suits(
     if slot.pair is None:
         return True
     since = slot.pair.since
-    return all(each.pair is not None and each.pair.since > since for each in other_idle_slots)
+    idle = (each for each in slots if each.state in WAITING and each is not slot)
+    able = (each for each in idle if rollout.may_be_tried_by(each.index, others))
+    return all(each.pair is not None and each.pair.since > since for each in able)
 
 
 def slot_with_pair(rollout_id: str, slots: Iterable[Slot]) -> Slot | None:
@@ -70,6 +71,8 @@ class Dispatcher:
         self._forks: dict[str, list[PendingRollout]] = {}
         """Rollouts that begin when another one has ended, by its id."""
         self._num_submitted = self._num_pausing = 0
+        self._has_conversations = False
+        """True once a request wants its pair to be retained: only then slots have pairs."""
         self._takers: list[asyncio.Future[None]] = []
 
     @property
@@ -82,6 +85,7 @@ class Dispatcher:
         rollout = PendingRollout(request, (not request.urgent, self._num_submitted))
         rollout.waiting_since = time.monotonic()
         self._num_submitted += 1
+        self._has_conversations |= request.keep_seconds is not None
         self._pending[request.rollout_id] = rollout
         if request.fork is not None and request.fork.parent in self._pending:
             self._forks.setdefault(request.fork.parent, []).append(rollout)
@@ -154,7 +158,8 @@ class Dispatcher:
             self._takers.append(taker)
             await taker
         self._waiting.remove(rollout)
-        if self._waiting and any(each.pair is not None for each in self._slots.values()):
+        is_of_interest = self._waiting and self._has_conversations
+        if is_of_interest and any(each.pair is not None for each in self._slots.values()):
             self.notify_waiters()  # what was left to this slot is for another now
         return rollout
 

@@ -40,6 +40,8 @@ class TrajectoryStream:
         self._no_actor = NoActorWarning()
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Trajectories of each group that was requested, by their rollout ids; ``None`` until they come."""
+        self._complete: set[str] = set()
+        """Groups of these of which all trajectories are there."""
         self.last_arrival: float | None = None
         """Time when a trajectory last came; ``None`` before the first."""
 
@@ -74,6 +76,8 @@ class TrajectoryStream:
             if trajectory is not None:
                 trajectory.task = request.task  # the run's own, not what a file has kept of it
             self._groups.setdefault(request.group_id, {})[request.rollout_id] = trajectory
+        for group_id in {request.group_id for request in requests}:
+            self._note_if_complete(group_id)
         self._send([request for request in requests if _root(request) in incomplete])
 
     def take(self, *group_ids: str) -> TrajectoryGroup:
@@ -82,11 +86,13 @@ class TrajectoryStream:
         Args:
             group_ids: the one to prefer first, where several are complete.
         """
-        complete = next(filter(self._is_complete, group_ids), None)
+        wanted = set(group_ids)
+        complete = next(filter(self._complete.__contains__, group_ids), None)
         while complete is None:
             group_id = self._keep(self._next())
-            if group_id in group_ids and self._is_complete(group_id):
+            if group_id in wanted and group_id in self._complete:
                 complete = group_id
+        self._complete.remove(complete)
         return _group(complete, self._groups.pop(complete))
 
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
@@ -123,12 +129,14 @@ class TrajectoryStream:
         assert self._fleet is not None, "connect() comes first"
         get_or_raise([self._fleet.submit.remote(list(requests))], "The fleet")
 
-    def _is_complete(self, group_id: str) -> bool:
-        return None not in self._groups[group_id].values()
+    def _note_if_complete(self, group_id: str) -> None:
+        if None not in self._groups[group_id].values():
+            self._complete.add(group_id)
 
     def _keep(self, trajectory: Trajectory) -> str:
         group_id, _, _ = trajectory.rollout_id.rpartition("/")
         self._groups[group_id][trajectory.rollout_id] = trajectory
+        self._note_if_complete(group_id)
         return group_id
 
     def _next(self) -> Trajectory:

@@ -58,10 +58,10 @@ class Shell:
         """
         folders = list(self.trees if kept is None else kept)
         request = {"trees": self.trees, "kept": folders, "variables": self.variables, "cwd": self.cwd}
-        request |= {"command": command, "seconds": seconds}
+        given = {**request, "command": command, "seconds": seconds}
         allowed = seconds + _PACKING_SECONDS
         limits = replace(self.limits, timeout_seconds=allowed, cpu_seconds=math.ceil(allowed))
-        result = self.sandbox.run(_SOURCE, json.dumps(request), limits)
+        result = self.sandbox.run(_SOURCE, json.dumps(given), limits)
         output = clip(result.stdout, _SHOWN_CHARACTERS)
         match _read(result.value):
             case {"trees": dict(trees), "cwd": str(cwd), "exit_code": int() | None as exit_code}:

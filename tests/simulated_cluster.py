@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +34,7 @@ NOTICE_SECONDS = 30.0
 NOTICED_SECONDS = timing.NODE_SILENCE_SECONDS + 3.01 * timing.NODE_PROBE_SECONDS
 """Seconds after which the fleet knows that a node is silent."""
 CAPACITY = 2
-"""Rollout actors that a node has room for."""
+"""Rollout actors that a node has room for, where nobody chooses another number."""
 HEAD = "f" * 56
 
 
@@ -112,7 +112,7 @@ class Probe:
 class Actor:
     """Stands in for ``RolloutActor``: plays a rollout in random time, and may retain its pair."""
 
-    def __init__(self, cluster: Cluster, avoided: str) -> None:
+    def __init__(self, cluster: Cluster, avoided: Collection[str]) -> None:
         self._cluster, self.avoided = cluster, avoided
         self.node: Node | None = None
         self.playing: dict[int, str] = {}
@@ -175,14 +175,32 @@ class Actor:
             here = self._pairs.pop(place, None)
             assert (here or rebuilt) == after, "each message goes on with its own conversation"
             self.playing[place] = request.rollout_id
-            seconds = self._cluster.rng.uniform(0.5, 4.0)
-            asyncio.get_running_loop().call_later(seconds, self._end, self.node, place, call, request)
+            self._play(self.node, place, call, request, attempt, entries)
         return call
 
-    def _end(self, node: Node, place: int, call: asyncio.Future[Any], request: RolloutRequest) -> None:
+    def _play(
+        self,
+        node: Node,
+        place: int,
+        call: asyncio.Future[Any],
+        request: RolloutRequest,
+        attempt: int,
+        entries: Sequence[bytes],
+    ) -> None:
+        seconds = self._cluster.rng.uniform(0.5, 4.0)
         trajectory = Trajectory(
             rollout_id=request.rollout_id, termination_reason=TerminationReason.ENV_DONE, steps=[]
         )
+        asyncio.get_running_loop().call_later(seconds, self._end, node, place, call, request, trajectory)
+
+    def _end(
+        self,
+        node: Node,
+        place: int,
+        call: asyncio.Future[Any],
+        request: RolloutRequest,
+        trajectory: Trajectory,
+    ) -> None:
         if self.node is node and self.playing.pop(place, None) is not None:
             if retained := request.keep_seconds is not None:
                 self._pairs[place] = request.rollout_id
@@ -225,8 +243,8 @@ class Actor:
 class Cluster:
     """Nodes that come and go, and what is played on them."""
 
-    def __init__(self, rng: random.Random, num_nodes: int) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, num_nodes: int, capacity: int = CAPACITY) -> None:
+        self.rng, self._capacity = rng, capacity
         self.nodes = {HEAD: Node(HEAD)}
         self.waiting: list[Actor] = []
         self.delivered: list[Trajectory] = []
@@ -242,7 +260,7 @@ class Cluster:
             able = [
                 node
                 for node in self.nodes.values()
-                if len(node.actors) < CAPACITY
+                if len(node.actors) < self._capacity
                 and node.draining_since is None
                 and node.name not in actor.avoided
             ]
@@ -364,11 +382,41 @@ class NeverMade(BaseEnv):
         raise AssertionError
 
 
+class SilentSampling:
+    """Sampling actors that are there, and sample nothing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.first: Any = SimpleNamespace(
+            recipe=SimpleNamespace(remote=self._recipe), cancel=SimpleNamespace(remote=self._cancel)
+        )
+
+    async def _recipe(self) -> str:
+        return "recipe"
+
+    async def _cancel(self, rollout_id: str) -> None:
+        pass
+
+    def start(self, node: Node | None, _: Any) -> Probe:
+        return Probe(self._cluster, node)
+
+
 @contextmanager
 def simulated_fleet(
-    cluster: Cluster, loop: SimulatedLoop, retries: int, pairs_per_actor: int = 1
+    cluster: Cluster,
+    loop: SimulatedLoop,
+    retries: int,
+    pairs_per_actor: int = 1,
+    actor_class: Callable[[Cluster, Collection[str]], Actor] = Actor,
+    sampling: Any = None,
+    consumer: Any = None,
 ) -> Iterator[Any]:
-    """The fleet's own code on the cluster."""
+    """The fleet's own code on the cluster.
+
+    Args:
+        sampling: has the first sampling actor as ``first``, and makes one of another node by ``start``.
+        consumer: where the fleet delivers, in place of ``cluster.delivered``.
+    """
 
     class Options:
         def __init__(self, make: Callable[..., Any]) -> None:
@@ -379,19 +427,13 @@ def simulated_fleet(
 
     def make_actor(options: dict[str, Any], *_: Any) -> Actor:
         avoided = options.get("label_selector", {}).get("ray.io/node-id", "")
-        return Actor(cluster, avoided.removeprefix("!in(").removesuffix(")").split(","))
+        return actor_class(cluster, avoided.removeprefix("!in(").removesuffix(")").split(","))
 
     def make_probe(options: dict[str, Any]) -> Probe:
         return Probe(cluster, cluster.nodes.get(options["scheduling_strategy"].node_id))
 
-    def make_sampler(options: dict[str, Any], _: Any) -> Probe:
-        return make_probe(options)
-
-    async def recipe() -> str:
-        return "recipe"
-
-    async def cancel(rollout_id: str) -> None:
-        pass
+    def make_sampler(options: dict[str, Any], recipe: Any) -> Any:
+        return sampling.start(cluster.nodes.get(options["scheduling_strategy"].node_id), recipe)
 
     async def put(trajectory: Trajectory) -> None:
         cluster.delivered.append(trajectory)
@@ -399,6 +441,8 @@ def simulated_fleet(
     async def here(function: Callable[[], Any]) -> Any:
         return function()
 
+    sampling = sampling or SilentSampling(cluster)
+    consumer = consumer or SimpleNamespace(put=SimpleNamespace(remote=put))
     clock = SimpleNamespace(monotonic=loop.time)
     context = SimpleNamespace(get_node_id=lambda: HEAD, current_actor=None)
     with pytest.MonkeyPatch.context() as patch:
@@ -414,9 +458,5 @@ def simulated_fleet(
         patch.setattr(ray, "get_runtime_context", lambda: context)
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
         pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
-        consumer = SimpleNamespace(put=SimpleNamespace(remote=put))
-        first: Any = SimpleNamespace(
-            recipe=SimpleNamespace(remote=recipe), cancel=SimpleNamespace(remote=cancel)
-        )
         config = FleetConfig(retries=retries, pairs_per_actor=pairs_per_actor)
-        yield fleet_class(pair, first, consumer, RolloutLimits(), config)
+        yield fleet_class(pair, sampling.first, consumer, RolloutLimits(), config)

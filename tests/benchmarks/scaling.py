@@ -1,0 +1,224 @@
+"""Which process saturates first, by pairs, replicas and nodes: the real classes in a simulated cluster.
+
+    python tests/benchmarks/scaling.py [--pairs 64,10000] [--replicas 4,128] [--nodes 2,200] [--plot FILE]
+
+The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
+groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
+replica, and a publish after each update. The CPU time of each process is measured over one whole update: its
+own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
+
+Sizes are left out at which a pair would have less than 0.2 seconds for a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import Report
+from repository import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from simulated_system import (
+    DIRECTORY,
+    DRIVER,
+    FLEET,
+    SAMPLER,
+    STREAM,
+    CountingLoop,
+    Size,
+    System,
+    Usage,
+    simulated_system,
+)
+from transformers import PreTrainedTokenizerBase
+
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.tiny import build_tokenizer
+
+REQUESTS = 20.0
+"""Of a replica, in a second."""
+LEAST_TURN_SECONDS = 0.2
+GROUP_SIZE = 8
+CENTRAL = (FLEET, SAMPLER, DIRECTORY, STREAM, DRIVER)
+QUESTION = "A question of some words, as an environment asks it. " * 3
+REPLY = "A reply of some words, as a model gives them. " * 8
+
+
+@dataclass
+class Measured:
+    """The costs of one size, in CPU seconds."""
+
+    pairs: int
+    replicas: int
+    nodes: int
+    start: float
+    """Of the fleet, for the start of all pairs."""
+    usage: Usage
+
+    @property
+    def seconds(self) -> float:
+        """Time that the requests take at their rate."""
+        return self.usage.num_requests / (REQUESTS * self.replicas)
+
+    def share(self, role: str) -> float:
+        """Share of a core that a process of the role takes, the busiest one."""
+        return max(self.usage.by_process[role]) / self.seconds
+
+    def saturation(self) -> tuple[str, float]:
+        """The process that saturates first, and at how many replicas, if all grows with their number."""
+        role = max(CENTRAL, key=self.share)
+        return role, self.replicas / self.share(role)
+
+    def micro(self, role: str, method: str, count: float = 0) -> str:
+        """Microseconds of a call of ``method``, or of each of ``count``."""
+        count = count or self.usage.calls[role, method]
+        return f"{1e6 * self.usage.cpu[role, method] / count:.0f}" if count else "-"
+
+
+async def measured(
+    loop: CountingLoop, size: Size, renderer: ChatRenderer, reply: tuple[int, ...]
+) -> tuple[float, Usage]:
+    """CPU seconds of the fleet for its start, and the usage of the second update."""
+    with simulated_system(
+        loop, lambda: System(size, renderer=renderer, reply=reply, question=QUESTION)
+    ) as system:
+        await system.fleet.resize.remote(size.num_pairs)
+        while (await system.fleet.status.remote()).num_ready < size.num_pairs:
+            await asyncio.sleep(1)
+        start = sum(system.fleet.cpu.values())
+        training = system.driver.run(system.driver.target.train)
+        usages = [await usage_after(number, system, training) for number in (1, 2)]
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return start, usages[1].since(usages[0])
+
+
+async def usage_after(number: int, system: System, training: asyncio.Task[None]) -> Usage:
+    """Usage until so many updates are made."""
+    while len(system.driver.target.updates) < number:
+        await asyncio.sleep(0.05)
+        if training.done():
+            training.result()
+    return system.usage()
+
+
+def simulate(
+    pairs: int, replicas: int, nodes: int, turns: int, tokenizer: PreTrainedTokenizerBase
+) -> Measured:
+    """Measure one size."""
+    renderer = ChatRenderer(tokenizer)
+    reply = (*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id)
+    size = Size(
+        pairs,
+        replicas,
+        nodes,
+        num_turns=turns,
+        turn_seconds=pairs / replicas / REQUESTS,
+        groups_per_step=max(8, pairs // 24),
+        group_size=GROUP_SIZE,
+        max_staleness=3,
+        num_updates=10,  # it ends before: the last updates have fewer rollouts in play
+    )
+    loop = CountingLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        start, usage = loop.run_until_complete(measured(loop, size, renderer, reply))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    return Measured(pairs, replicas, nodes, start, usage)
+
+
+def draw(sizes: list[Measured], path: Path) -> None:
+    """A panel for each number of nodes: the share of a core by replicas, of each process."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = sorted({each.nodes for each in sizes})
+    figure, axes = plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(3.8 * len(panels), 3.6))
+    for nodes, panel in zip(panels, axes[0], strict=True):
+        most = {each.replicas: each for each in sorted(sizes, key=lambda e: e.pairs) if each.nodes == nodes}
+        for role in CENTRAL:
+            shares = [max(1e-4, most[number].share(role)) for number in sorted(most)]
+            panel.loglog(sorted(most), shares, marker="o", label=role)
+        panel.axhline(1.0, ls="--", color="#777777")
+        panel.axhline(0.5, ls=":", color="#777777")
+        panel.set_xticks(sorted(most), [str(each) for each in sorted(most)])
+        panel.set_xticks([], minor=True)
+        panel.set_xlabel(f"replicas, on {nodes} nodes")
+    axes[0][0].set_ylabel("share of a core")
+    axes[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pairs", default="64,512,2048,10000")
+    parser.add_argument("--replicas", default="4,32,128")
+    parser.add_argument("--nodes", default="2,32,200")
+    parser.add_argument("--turns", type=int, default=4, help="of a rollout")
+    parser.add_argument("--plot", type=Path, help="draw the shares into this file")
+    arguments = parser.parse_args()
+    numbers = [
+        [int(each) for each in text.split(",")]
+        for text in (arguments.pairs, arguments.replicas, arguments.nodes)
+    ]
+    costs = Report(
+        f"CPU microseconds by what is done; rollouts of {arguments.turns} turns",
+        (
+            "pairs x replicas x nodes",
+            *("fleet: start of a pair", "rollout", "turn", "sampling: request", "poll", "polls a request"),
+            *("directory: report", "stream: rollout", "driver: rollout"),
+        ),
+    )
+    shares = Report(
+        f"Share of a core of the busiest of each, at {REQUESTS:g} requests a second and replica",
+        ("pairs x replicas x nodes", *CENTRAL, "first to saturate, at replicas"),
+    )
+    sizes = []
+    with tempfile.TemporaryDirectory() as folder:
+        messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": REPLY}]
+        build_tokenizer([messages]).save_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
+        for pairs, replicas, nodes in itertools.product(*numbers):
+            if pairs / replicas / REQUESTS < LEAST_TURN_SECONDS:
+                continue
+            each = simulate(pairs, replicas, nodes, arguments.turns, tokenizer)
+            sizes.append(each)
+            usage, name = each.usage, f"{pairs} x {replicas} x {nodes}"
+            costs.add(
+                name,
+                f"{1e6 * each.start / pairs:.0f}",
+                each.micro(FLEET, "resize", usage.num_rollouts),
+                each.micro(FLEET, "record_turn"),
+                each.micro(SAMPLER, "sample"),
+                each.micro(SAMPLER, "poll"),
+                f"{usage.calls[SAMPLER, 'poll'] / usage.num_requests:.2f}",
+                each.micro(DIRECTORY, "samplers_of"),
+                each.micro(STREAM, "put", usage.num_rollouts),
+                each.micro(DRIVER, "", usage.num_rollouts),
+            )
+            role, most = each.saturation()
+            cells = (f"{each.share(of):.3f}" for of in CENTRAL)
+            shares.add(name, *cells, f"{role}, {most:.0f}")
+            print(name, flush=True)
+    costs.print()
+    shares.print()
+    if arguments.plot:
+        draw(sizes, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
