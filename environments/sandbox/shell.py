@@ -57,8 +57,14 @@ class Shell:
             EnvironmentFailure: the sandbox itself failed.
         """
         folders = list(self.trees if kept is None else kept)
-        request = {"trees": self.trees, "kept": folders, "variables": self.variables, "cwd": self.cwd}
-        request |= {"command": command, "seconds": seconds}
+        request = {
+            "trees": self.trees,
+            "kept": folders,
+            "variables": self.variables,
+            "cwd": self.cwd,
+            "command": command,
+            "seconds": seconds,
+        }
         allowed = seconds + _PACKING_SECONDS
         limits = replace(self.limits, timeout_seconds=allowed, cpu_seconds=math.ceil(allowed))
         result = self.sandbox.run(_SOURCE, json.dumps(request), limits)
