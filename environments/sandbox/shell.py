@@ -57,11 +57,17 @@ class Shell:
             EnvironmentFailure: the sandbox itself failed.
         """
         folders = list(self.trees if kept is None else kept)
-        request = {"trees": self.trees, "kept": folders, "variables": self.variables, "cwd": self.cwd}
-        given = {**request, "command": command, "seconds": seconds}
+        request = {
+            "trees": self.trees,
+            "kept": folders,
+            "variables": self.variables,
+            "cwd": self.cwd,
+            "command": command,
+            "seconds": seconds,
+        }
         allowed = seconds + _PACKING_SECONDS
         limits = replace(self.limits, timeout_seconds=allowed, cpu_seconds=math.ceil(allowed))
-        result = self.sandbox.run(_SOURCE, json.dumps(given), limits)
+        result = self.sandbox.run(_SOURCE, json.dumps(request), limits)
         output = clip(result.stdout, _SHOWN_CHARACTERS)
         match _read(result.value):
             case {"trees": dict(trees), "cwd": str(cwd), "exit_code": int() | None as exit_code}:
