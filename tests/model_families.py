@@ -75,7 +75,7 @@ FAMILIES = {
     ),
     "Mistral": Family("Mistral", "llama3_1", {"sliding_window": None}, template="chatml.jinja"),
     "DeepSeek V2": Family("DeepseekV2", "deepseek_v3", {**LATENT, **EXPERTS, "topk_method": "greedy"}),
-    "DeepSeek V3": Family("DeepseekV3", "deepseek_v3", {**LATENT, **EXPERTS}),
+    "DeepSeek V3": Family("DeepseekV3", "deepseek_v3", {**LATENT, **EXPERTS, "topk_method": "noaux_tc"}),
     "Qwen2.5-VL": Family("Qwen2_5_VL", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja"),
     "Qwen2.5-VL, text alone,": Family(
         "Qwen2_5_VL",
