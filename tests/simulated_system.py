@@ -213,22 +213,19 @@ class Size:
 class Usage:
     """CPU seconds and calls of all processes, until a moment or between two."""
 
-    num_requests: int
-    num_rollouts: int
+    seconds: float
+    """Of the simulated clock."""
     cpu: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """CPU seconds by role and method."""
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    by_process: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """CPU seconds of each process of a role."""
+    num_processes: Counter[str] = field(default_factory=Counter)
+    """Processes by role."""
 
     def since(self, before: Usage) -> Usage:
-        """What was used since an earlier moment, since which no process has come or gone."""
-        between = Usage(self.num_requests - before.num_requests, self.num_rollouts - before.num_rollouts)
+        """What was used since an earlier moment."""
+        between = Usage(self.seconds - before.seconds, num_processes=self.num_processes)
         between.cpu.update({key: seconds - before.cpu[key] for key, seconds in self.cpu.items()})
         between.calls.update({key: count - before.calls[key] for key, count in self.calls.items()})
-        for role, seconds in self.by_process.items():
-            pairs = zip(seconds, before.by_process[role], strict=True)
-            between.by_process[role] = [after - earlier for after, earlier in pairs]
         return between
 
 
@@ -264,7 +261,6 @@ class System:
         self.turns_played: Counter[tuple[str, int]] = Counter()
         """Turns that have ended, by rollout and index."""
         self.rollouts_ended: set[str] = set()
-        self.num_requests = 0
         # As many nodes as the others, and their rollout actors.
         capacity = -(-size.num_pairs // size.pairs_per_actor // max(1, size.num_nodes - 1)) + 1
         self.cluster = Cluster(self.rng, size.num_nodes - 1, capacity)
@@ -284,9 +280,9 @@ class System:
 
     def usage(self) -> Usage:
         """What its processes have used until now."""
-        usage = Usage(self.num_requests, self.driver.target.num_trained)
+        usage = Usage(asyncio.get_running_loop().time())
         for each in self.processes:
-            usage.by_process[each.role].append(sum(each.cpu.values()))
+            usage.num_processes[each.role] += 1
             for method, seconds in each.cpu.items():
                 usage.cpu[each.role, method] += seconds
             usage.calls.update({(each.role, method): count for method, count in each.calls.items()})
@@ -458,7 +454,6 @@ class PlayingActor(Actor):
                 completion = await self._sample(order)
                 assert completion.policy_version >= request.min_version, "a version that may sample it"
                 assert completion.policy_version <= system.version
-                system.num_requests += 1
                 await asyncio.sleep(size.turn_seconds * system.rng.uniform(0.25, 0.75))
                 if previous is not None:
                     completion = completion.sharing(previous.completion)
@@ -565,7 +560,6 @@ class Driver:
         self._progress = Progress()
         plan = cast(TaskPlan, SimulatedPlan(size.group_size))
         self._rollouts = Rollouts(self._stream, plan, self.config.rollout, self._progress, size.num_updates)
-        self.num_trained = 0
         self.updates: list[Selection] = []
 
     async def train(self) -> None:
@@ -583,7 +577,6 @@ class Driver:
                     continue
                 reason = place(selection, group, self._progress.version, self.config, self._algorithm)
                 assert reason is None, f"{group.group_id}: {reason}"
-            self.num_trained += size.groups_per_step * size.group_size
             self.updates.append(selection)
             if size.gives_credit:
                 self._credit(selection)

@@ -37,7 +37,9 @@ LEARNER_PROCESS = 0.53 * GB
 ENGINE_PROCESS = 0.61 * GB
 """A replica without its model: Python, torch, vLLM and Serve."""
 PAIR = 0.07 * GB
-"""A rollout actor."""
+"""A rollout actor with one pair."""
+SHARED_PAIR = 0.009 * GB
+"""A pair and its part of a rollout actor that has 16 of them."""
 REST = 1.63 * GB
 """Ray, Serve's controller, the driver, the fleet, the sampler and the weight store."""
 GPU_CONTEXT = 1.0 * GB
@@ -223,10 +225,17 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     rows += [
         Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
         Process(name="weights on their way", count=1, weights=2 * published),
-        Process(name="rollout actor", count=num_rollout_actors(config), program=PAIR),
+        _pairs(config),
         Process(name="Ray and the rest", count=1, program=REST),
     ]
     return [row for row in rows if row.count and row.bytes]
+
+
+def _pairs(config: TrainConfig) -> Process:
+    """The rollout actors, or their pairs where several share one."""
+    is_shared = config.fleet.pairs_per_actor > 1
+    name, size = ("pair", SHARED_PAIR) if is_shared else ("rollout actor", PAIR)
+    return Process(name=name, count=num_rollout_actors(config), program=size)
 
 
 def _trained(shape: ModelShape, lora_rank: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--kills", type=int, default=8)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ended by SIGTERM."))  # what was started is ended
     columns = ("pairs in actors", "PSS MB a pair", "CPU s a pair", "seconds from first to last")
     report = Report(
         f"guess with a scripted engine, {arguments.updates} updates of as many rollouts as there are pairs",

@@ -46,6 +46,8 @@ REQUESTS = 20.0
 """Of a replica, in a second."""
 LEAST_TURN_SECONDS = 0.2
 GROUP_SIZE = 8
+OF_A_REQUEST = {"sample", "poll", "record_turn"}
+"""Methods whose cost is one of requests; that of all others is one of rollouts."""
 CENTRAL = (FLEET, SAMPLER, DIRECTORY, STREAM, DRIVER)
 QUESTION = "A question of some words, as an environment asks it. " * 3
 REPLY = "A reply of some words, as a model gives them. " * 8
@@ -62,14 +64,20 @@ class Measured:
     """Of the fleet, for the start of all pairs."""
     usage: Usage
 
-    @property
-    def seconds(self) -> float:
-        """Time that the requests take at their rate."""
-        return self.usage.num_requests / (REQUESTS * self.replicas)
+    turns: int
 
     def share(self, role: str) -> float:
-        """Share of a core that a process of the role takes, the busiest one."""
-        return max(self.usage.by_process[role]) / self.seconds
+        """Share of a core that a process of the role takes on average, at the rate of requests."""
+        usage, rate = self.usage, REQUESTS * self.replicas
+        seconds = 0.0
+        for (of, method), used in usage.cpu.items():
+            if of == DIRECTORY == role:
+                seconds += used / usage.seconds
+            elif of == role and method in OF_A_REQUEST:
+                seconds += used / usage.calls[SAMPLER, "sample"] * rate
+            elif of == role:
+                seconds += used / usage.calls[STREAM, "put"] * rate / self.turns
+        return seconds / usage.num_processes[role]
 
     def saturation(self) -> tuple[str, float]:
         """The process that saturates first, and at how many replicas, if all grows with their number."""
@@ -85,7 +93,7 @@ class Measured:
 async def measured(
     loop: CountingLoop, size: Size, renderer: ChatRenderer, reply: tuple[int, ...]
 ) -> tuple[float, Usage]:
-    """CPU seconds of the fleet for its start, and the usage of the second update."""
+    """CPU seconds of the fleet for its start, and the usage of three updates that come after the first."""
     with simulated_system(
         loop, lambda: System(size, renderer=renderer, reply=reply, question=QUESTION)
     ) as system:
@@ -94,7 +102,7 @@ async def measured(
             await asyncio.sleep(1)
         start = sum(system.fleet.cpu.values())
         training = system.driver.run(system.driver.target.train)
-        usages = [await usage_after(number, system, training) for number in (1, 2)]
+        usages = [await usage_after(number, system, training) for number in (1, 4)]
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -135,7 +143,7 @@ def simulate(
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    return Measured(pairs, replicas, nodes, start, usage)
+    return Measured(pairs, replicas, nodes, start, usage, turns)
 
 
 def draw(sizes: list[Measured], path: Path) -> None:
@@ -184,7 +192,7 @@ def main() -> None:
         ),
     )
     shares = Report(
-        f"Share of a core of the busiest of each, at {REQUESTS:g} requests a second and replica",
+        f"Share of a core of each, at {REQUESTS:g} requests a second and replica",
         ("pairs x replicas x nodes", *CENTRAL, "first to saturate, at replicas"),
     )
     sizes = []
@@ -198,17 +206,18 @@ def main() -> None:
             each = simulate(pairs, replicas, nodes, arguments.turns, tokenizer)
             sizes.append(each)
             usage, name = each.usage, f"{pairs} x {replicas} x {nodes}"
+            num_rollouts, num_requests = usage.calls[STREAM, "put"], usage.calls[SAMPLER, "sample"]
             costs.add(
                 name,
                 f"{1e6 * each.start / pairs:.0f}",
-                each.micro(FLEET, "resize", usage.num_rollouts),
+                each.micro(FLEET, "resize", num_rollouts),
                 each.micro(FLEET, "record_turn"),
                 each.micro(SAMPLER, "sample"),
                 each.micro(SAMPLER, "poll"),
-                f"{usage.calls[SAMPLER, 'poll'] / usage.num_requests:.2f}",
+                f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
                 each.micro(DIRECTORY, "samplers_of"),
-                each.micro(STREAM, "put", usage.num_rollouts),
-                each.micro(DRIVER, "", usage.num_rollouts),
+                each.micro(STREAM, "put", num_rollouts),
+                each.micro(DRIVER, "", num_rollouts),
             )
             role, most = each.saturation()
             cells = (f"{each.share(of):.3f}" for of in CENTRAL)

@@ -191,6 +191,12 @@ def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:
     assert four.gradients == 2 * all_of_them.gradients
 
 
+def test_pairs_that_share_an_actor_are_planned_as_such() -> None:
+    config = with_overrides(asdict(TrainConfig()), ["fleet.num_actors=1024", "fleet.pairs_per_actor=16"])
+    row = next(each for each in processes(config, ModelShape.of(TINY)) if each.name == "pair")
+    assert row.count == 1024 and row.bytes < 0.01 * GB, "75 GB were planned for 1,024 of them"
+
+
 def test_engine_caches_in_what_its_share_of_a_gpu_leaves() -> None:
     row = process("replica", LLAMA_8B, *ON_GPUS, HALVED, gpu_gb=80)
     assert row.weights == pytest.approx(HALF * 8.03e9, rel=1e-3)
