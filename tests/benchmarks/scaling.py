@@ -76,7 +76,8 @@ class Measured:
             elif of == role and method in OF_A_REQUEST:
                 seconds += used / usage.calls[SAMPLER, "sample"] * rate
             elif of == role:
-                seconds += used / usage.calls[STREAM, "put"] * rate / self.turns
+                own = {FLEET: "put", DRIVER: "get"}.get(role, method)  # each by what it has done itself
+                seconds += used / max(1, usage.calls[STREAM, own]) * rate / self.turns
         return seconds / usage.num_processes[role]
 
     def saturation(self) -> tuple[str, float]:
@@ -217,7 +218,7 @@ def main() -> None:
                 f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
                 each.micro(DIRECTORY, "samplers_of"),
                 each.micro(STREAM, "put", num_rollouts),
-                each.micro(DRIVER, "", num_rollouts),
+                each.micro(DRIVER, "", usage.calls[STREAM, "get"]),
             )
             role, most = each.saturation()
             cells = (f"{each.share(of):.3f}" for of in CENTRAL)
