@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.served_agents.recorder import opened_recordings
-from actors.serving.feedback_routes import recorded_chat
+from actors.serving.recorded_chat import recorded_chat
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer

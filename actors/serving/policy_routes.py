@@ -15,8 +15,8 @@ from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from actors.serving.errors import MESSAGES_PATH
-from actors.serving.feedback_routes import recorded_chat, unrecorded
 from actors.serving.http import replica, request_context, respond
+from actors.serving.recorded_chat import recorded_chat, unrecorded
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import Dialect, Json, read
