@@ -26,7 +26,7 @@ from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.replay import check_replay
 from launch.validation.resources import check_gpus
-from launch.validation.serving import check_engine, check_tool_parsers
+from launch.validation.serving import check_engine, check_publishing, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import (
@@ -139,8 +139,10 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
         stage.check_workload(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_curriculum(workload.curriculum, workload.train_dataset)
-    check_gpus(parts_needed(config, stages, workload))
+    needed = parts_needed(config, stages, workload)
+    check_gpus(needed)
     check_model(config, workload)
+    check_publishing(needed)
     check_shapes(config, workload)
     check_tool_parsers(config, workload)
     if config.run.replay is None:  # else nothing is played, and the environment need not run here

@@ -11,6 +11,7 @@ from launch.workload import Workload
 from policies.agents.parsers import get_tool_parser
 from policies.engines.base import engine_class
 from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
+from policies.model_files import config_of
 
 DEFAULT_PORT = 8000
 
@@ -47,6 +48,29 @@ def check_base_model(config: TrainConfig) -> None:
             f"server.adapters={config.server.adapters} needs to know what they are added to: name the model "
             "that they were trained on by model.path."
         )
+
+
+def check_publishing(config: TrainConfig) -> None:
+    """The engines take new weights of this model.
+
+    vLLM 0.29 loads new weights layer by layer. On a CPU that leaves experts as they were, and its latent
+    attention (DeepSeek's) differs from transformers by 0.3 in log-probabilities.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    path, engine = config.model.path, config.server.engine
+    if path is None or engine.name != "vllm" or engine.num_gpus or not config.server.num_replicas:
+        return
+    shape = config_of(model_folder(path))
+    shape = shape.get("text_config") or shape
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
+        if shape.get(name):
+            raise ConfigError(
+                f"model.path={path} has {name}={shape[name]}: vLLM's CPU build does not load new weights "
+                "into experts and latent attention. Choose a dense model, an engine on a GPU "
+                "(server.engine.num_gpus=1, which nobody has run), or stages=[warm_start] without rollouts."
+            )
 
 
 def check_tool_parsers(config: TrainConfig, workload: Workload | None) -> None:

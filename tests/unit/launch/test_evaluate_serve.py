@@ -21,7 +21,8 @@ from launch import evaluate, serve
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, served_model
 from launch.settings.compose import compose
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, without_rollouts
+from launch.validation.serving import check_publishing
 from launch.validation.settings import check_settings, check_training_settings
 from launch.workload import load_workload
 from policies.model_files import check_loadable
@@ -285,3 +286,24 @@ def test_setting_without_effect_on_the_engine_is_an_early_error(
     check(compose(settings))
     with pytest.raises(ConfigError, match=r"server\.engine\."):
         check(compose([*settings, override]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "word"),
+    [
+        ({"num_experts": 128}, "num_experts=128"),
+        ({"n_routed_experts": 64, "kv_lora_rank": 512}, "n_routed_experts=64"),
+        ({"text_config": {"kv_lora_rank": 512}}, "kv_lora_rank=512"),
+    ],
+)
+def test_model_whose_engine_keeps_old_weights_is_refused(
+    tmp_path: Path, shape: dict[str, object], word: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = compose([f"model.path={tmp_path}"])
+    with pytest.raises(ConfigError, match=word):
+        check_publishing(config)
+    check_publishing(without_rollouts(config))
+    check_publishing(compose([f"model.path={tmp_path}", "server.engine.num_gpus=1"]))
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 0}))
+    check_publishing(config)
