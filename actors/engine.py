@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -127,8 +128,13 @@ class AgentExecutionEngine:
         for name in unknown:
             known = list(inspect.signature(AgentExecutionEngine).parameters)[:-1]
             raise ConfigError(no_argument("AgentExecutionEngine", name, known, REFERENCE_ARGUMENTS.get(name)))
-        Bound(above=0).check_value("trajectory_timeout", trajectory_timeout)
-        Bound().check_value("gamma", gamma)
+        if trajectory_timeout is not None and not 0 < trajectory_timeout < math.inf:
+            raise ConfigError(
+                f"trajectory_timeout={trajectory_timeout} is no duration: use seconds above 0, or None "
+                "for two hours."
+            )
+        if not math.isfinite(gamma):
+            raise ConfigError(f"gamma={gamma} is no discount: use a number between 0 and 1.")
         _at_least("max_response_length", max_response_length, 1)
         _at_least("max_prompt_length", max_prompt_length, 1)
         _at_least("n_parallel_agents", n_parallel_agents, 1)

@@ -28,6 +28,7 @@ FORBIDDEN_AT_START = {
     "policies.sampler": ("ray", *HEAVY),
     "policies.agents.*": ("ray", *HEAVY),
     "actors.rollouts.rollout": ("ray.serve", *HEAVY),
+    "actors.gateway.function": ("ray", "pydantic", *HEAVY),
     "launch.train": HEAVY,
 }
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""

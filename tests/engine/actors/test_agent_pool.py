@@ -21,6 +21,7 @@ from a2a.helpers.proto_helpers import new_text_message
 from a2a.types.a2a_pb2 import CancelTaskRequest, GetTaskRequest, Role, SendMessageRequest, TaskState
 from machine import wait_until
 from mcp import Client
+from ray import serve
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
@@ -179,6 +180,7 @@ def slow(serve_port: int, tiny_model: Path) -> Iterator[str]:
     )
     pair, limits = workload(0).pair, RolloutLimits(max_steps=100, max_response_tokens=50_000)
     pair = replace(pair, env_args=pair.env_args | {"max_steps": 100})
+    serve.delete("agents")  # if it is still there: Serve gives a route to one server at a time
     with serving("slow", new_pool("slow", tiny_model, pair, limits), tiny_model, serve_port, engine):
         yield f"http://127.0.0.1:{serve_port}"
 

@@ -78,14 +78,20 @@ def test_task_that_is_no_dict_is_refused() -> None:
         ({"n_parallel_agents": 0}, "n_parallel_agents=0"),
         ({"n_parallel_agents": 1.5}, "n_parallel_agents=1.5"),
         ({"trajectory_timeout": -1.0}, "trajectory_timeout=-1.0"),
-        ({"trajectory_timeout": float("inf")}, "trajectory_timeout=inf"),
-        ({"gamma": float("nan")}, "gamma=nan"),
+        ({"trajectory_timeout": float("inf")}, "trajectory_timeout=inf .*None for two hours"),
+        ({"gamma": float("nan")}, "gamma=nan .*between 0 and 1"),
         ({"max_steps": 0}, "max_steps=0"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_engine(**changes)
+
+
+@pytest.mark.parametrize("gamma", [None, "0.9"])
+def test_discount_that_is_no_number_is_refused(gamma: Any) -> None:
+    with pytest.raises(TypeError, match="real number"):
+        make_engine(gamma=gamma)
 
 
 @pytest.mark.parametrize("name", REFERENCE_ARGUMENTS)
