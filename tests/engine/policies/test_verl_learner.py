@@ -718,7 +718,7 @@ def test_adapters_on_experts_are_refused_with_a_remedy(
     make_rank: MakeRank, experts_model: Callable[..., Path]
 ) -> None:
     experts = {"model": {"target_modules": r".*\.experts\..*_proj"}}
-    with pytest.raises(ConfigError, match=r"experts', which cannot be merged .* are no experts, or leave it"):
+    with pytest.raises(ConfigError, match=r"experts', which cannot be merged .* nor experts, or all-linear"):
         make_rank(
             LearnerConfig(lora=LoRAConfig(rank=4), verl=experts), model=experts_model("Qwen3Moe", head_dim=8)
         )
