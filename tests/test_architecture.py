@@ -29,6 +29,7 @@ FORBIDDEN_AT_START = {
     "policies.agents.*": ("ray", *HEAVY),
     "actors.rollouts.rollout": ("ray.serve", *HEAVY),
     "launch.train": HEAVY,
+    "launch.recipes.task_file": ("pydantic", *HEAVY),
 }
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 
