@@ -293,9 +293,6 @@ class _Probe:
             message = {**message, "tool_calls": calls}
         if isinstance(content, str) and content.strip():
             message = {**message, "content": self._word(what)}
-        elif isinstance(content, list):
-            parts = [{**part, "text": self._word(what)} if _is_text(part) else part for part in content]
-            message = {**message, "content": parts}
         return message
 
     def _called(self, call: Any, what: str) -> Any:
