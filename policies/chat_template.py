@@ -293,9 +293,6 @@ class _Probe:
             message = {**message, "tool_calls": calls}
         if isinstance(content, str) and content.strip():
             message = {**message, "content": self._word(what)}
-        elif isinstance(content, list):
-            parts = [{**part, "text": self._word(what)} if _is_text(part) else part for part in content]
-            message = {**message, "content": parts}
         return message
 
     def _called(self, call: Any, what: str) -> Any:
@@ -332,8 +329,10 @@ def _plain(message: Message) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         if others := [part for part in content if not _is_text(part)]:
-            kind = others[0].get("type") if isinstance(others[0], dict) else others[0]
-            raise ValueError(f"a part of its content is {kind!r}, and policies read text only: leave it out")
+            raise ValueError(
+                f"a part of its content is {others[0]!r:.90}, and policies read text only: write it as "
+                '{"type": "text", "text": ...}, or leave it out'
+            )
         message = {**message, "content": "\n".join(part["text"] for part in content)}
     if not message.get("tool_calls"):
         return message

@@ -196,11 +196,13 @@ def config_of(model: str, setting: str = "model.path") -> dict[str, Any]:
     if Path(model).is_dir():
         return json_object(Path(model) / CONFIG)
     from httpx import HTTPError
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:
         path = try_to_load_from_cache(model, CONFIG)
         if not isinstance(path, str):
+            # The download would try for minutes where the hub does not answer.
+            get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=HUB_SECONDS)
             path = hf_hub_download(model, CONFIG, etag_timeout=HUB_SECONDS)
         return json_object(Path(path))
     except (OSError, ValueError, HTTPError) as error:

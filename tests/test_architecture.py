@@ -30,6 +30,7 @@ FORBIDDEN_AT_START = {
     "actors.rollouts.rollout": ("ray.serve", *HEAVY),
     "actors.gateway.function": ("ray", "pydantic", *HEAVY),
     "launch.train": HEAVY,
+    "launch.recipes.task_file": ("pydantic", *HEAVY),
 }
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 

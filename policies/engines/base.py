@@ -150,7 +150,8 @@ class Engine(ABC):
     def _check_params(self, params: SamplingParams) -> None:
         if params.options is not None and not self.takes_options:
             raise ConfigError(
-                f"{type(self).__name__} has no penalties and no further options of sampling: leave them out."
+                f"{type(self).__name__} has no penalties, no log-probabilities of other tokens and no "
+                "further options of sampling: leave them out."
             )
         if params.structure is not None and not self.keeps_structure:
             raise ConfigError(

@@ -188,7 +188,8 @@ def check_reasoning_name(name: str | None) -> None:
     """Raise ``ConfigError`` unless the name may be that of a reasoning parser of vLLM."""
     if name is not None and not name.startswith(VLLM):
         raise ConfigError(
-            f"server.reasoning_parser={name!r} names no parser of vLLM: write it as vllm:granite."
+            f"server.reasoning_parser={name!r} names no parser of vLLM: write it as vllm:granite, or leave "
+            "it out for the marks that Troupe knows itself."
         )
 
 

@@ -151,7 +151,8 @@ def _sampled_tokens(
     rewards[np.cumsum(counts) - 1] = list(earned.values())
     if samples and sum(sample.num_sampled_tokens for sample in samples) != len(turns):
         raise LearnerError(
-            f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: pass all."
+            f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: all samples "
+            "of a trajectory are credited together."
         )
     return SampledTokens(trajectory, group, seat, samples, turns, rewards)
 

@@ -258,7 +258,8 @@ class VerlLearner(VerlWorker):
             raise ConfigError(
                 f"The checkpoint {folder} has adapters of rank {saved[0]} and alpha {saved[1]}, and this run "
                 f"of learner.lora.rank={present[0]} and alpha {present[1]}: resume with what it was trained "
-                "with, or start a new run from its huggingface folder with model.path."
+                "with (rank 0 is without adapters), or start a new run from its huggingface folder with "
+                "model.path."
             )
         left_out = super().load(folder)
         if self._reference is not None:

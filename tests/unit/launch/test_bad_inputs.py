@@ -103,7 +103,7 @@ SETTINGS = [
     (f"train {RECIPE} server.http_host=10.0.0.1 server.http_port=8000", "10.0.0.1 would.*TROUPE_API_KEYS"),
     (f"train {RECIPE} server.tool_parser=hermse", "'hermse'.*'hermes'"),
     (f"train {RECIPE} server.tool_parser=openai", "'openai' reads no text"),
-    (f"train {RECIPE} server.reasoning_parser=granite", "'granite' names no parser of vLLM.*vllm:granite"),
+    (f"train {RECIPE} server.reasoning_parser=granite", "'granite' names no parser.*vllm:granite, or leave"),
     (f"train {RECIPE} server.tool_parser=hermes", r"tool_parser=hermes .*server\.http_port=8000"),
     (
         f"train {RECIPE} expert_iteration.optimizer={{min_lr_ratio:1.5}}",

@@ -18,6 +18,7 @@ from launch.reporting.model_card import wilson_interval
 from launch.reporting.tracker import Tracker
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.settings.compose import compose
+from policies.model_files import config_of
 
 SECRET = "a conversation"
 
@@ -138,6 +139,15 @@ def test_missing_token_or_name_is_refused_before_all(
     assert "write OWNER/NAME" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(run), "--public", "--parquet", str(table)])
+
+
+def test_model_is_not_fetched_from_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``hf_hub_download`` tries again for half a minute, and where nothing comes back for six."""
+    fetched: list[str] = []
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, *_, **__: fetched.append(name))
+    with pytest.raises(ConfigError, match=r"model.path='a/model' is no folder here.*offline mode"):
+        config_of("a/model")
+    assert not fetched
 
 
 def test_interval_of_a_share_is_wilsons() -> None:

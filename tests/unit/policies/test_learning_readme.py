@@ -1,4 +1,4 @@
-"""``policies/learning/README.md`` says what the code says: its table has the parts of the rows.""" ""
+"""``policies/learning/README.md`` says what the code says: its table has the parts of the rows."""
 
 from __future__ import annotations
 

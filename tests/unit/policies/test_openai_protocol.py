@@ -662,7 +662,7 @@ def test_options_of_sampling_reach_the_engine() -> None:
     complete(engine, prompt="1", **given)
     for _, params in engine.requests:
         assert params.options == EngineOptions(**{**given, "stop_token_ids": (5,)})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no penalties"):
+    with pytest.raises(ConfigError, match=r"no penalties, no log-prob.*leave them out"):
         chat(FakeEngine(ids_of("46")), min_p=0.1)
 
 
