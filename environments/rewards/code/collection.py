@@ -32,7 +32,7 @@ class Fixture:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        self.params = list(self.params or ())
+        self.params = [] if self.params is None else list(self.params)
 
     def __call__(self, function: Any) -> Fixture:
         self.function = function

@@ -297,6 +297,12 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
          "@pytest.fixture(autouse=True)\ndef always(): yield"},
         STACK,
     ),
+    "KodCode: parameters of a fixture in an array": (
+        {"tests": "import numpy as np\nimport pytest\nfrom solution import add\n"
+         "@pytest.fixture(params=np.arange(2))\ndef number(request): return int(request.param)\n"
+         "def test_add(number): assert add(number, 1) == number + 1"},
+        ADD,
+    ),
     "KodCode: an error and what it says": (
         {"tests": "import pytest\nfrom solution import Stack\ndef test_empty():\n"
          "    with pytest.raises(IndexError, match='empty') as info: Stack().pop()\n    assert str(info.value) == 'empty'"},
