@@ -303,6 +303,12 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
          "def test_add(number): assert add(number, 1) == number + 1"},
         ADD,
     ),
+    "KodCode: a fixture of the module, which ends after the last test": (
+        {"tests": "import pytest\nfrom solution import Stack\n@pytest.fixture(scope='module')\ndef stack():\n"
+         "    made = Stack()\n    made.push(1)\n    try:\n        yield made\n    finally:\n        made.pop()\n"
+         "def test_push(stack):\n    stack.push(2)\n    assert stack.pop() == 2\ndef test_stays(stack): assert len(stack) == 1"},
+        STACK,
+    ),
     "KodCode: an error and what it says": (
         {"tests": "import pytest\nfrom solution import Stack\ndef test_empty():\n"
          "    with pytest.raises(IndexError, match='empty') as info: Stack().pop()\n    assert str(info.value) == 'empty'"},
