@@ -40,8 +40,12 @@ def talk(connection):
         connection.send('{"type": "observation", "data": {"observation": {"text": "hi"}, "done": false}}')
 
 def page(connection, request):
+    if request.path == "/health":
+        answer = connection.respond(307, "")
+        answer.headers["Location"] = "/health/"
+        return answer
     if request.path != "/ws":
-        return connection.respond(200 if request.path == "/health" else 404, "")
+        return connection.respond(200 if request.path == "/health/" else 404, "")
 
 with serve(talk, "127.0.0.1", int(sys.argv[1]), process_request=page) as server:
     server.serve_forever()
