@@ -305,7 +305,10 @@ def _fetch(server: str, path: str, body: dict[str, Any] | None = None) -> Any:
     try:
         answer = httpx.request(method, address, json=body, **options)
         return {} if answer.status_code in (404, 405, 501) else answer.raise_for_status().json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except httpx.HTTPStatusError as error:
+        status = f"{answer.status_code} {answer.reason_phrase}"
+        raise EnvironmentFailure(f"The OpenEnv server answers {status} at {address}.") from error
+    except (ImportError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # httpx[socks] is missing
         raise EnvironmentFailure(f"No OpenEnv server answers at {address}: {error}") from error
 
 

@@ -87,7 +87,7 @@ def _start(command: str) -> _StartedServer:
 def _wait_until_healthy(started: _StartedServer, command: str, log: IO[bytes]) -> None:
     httpx = foreign("httpx", "httpx")
     deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(timeout=10, trust_env=False) as client:
+    with httpx.Client(timeout=10, follow_redirects=True, trust_env=False) as client:
         while started.program.process.poll() is None and time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
                 client.get(f"{started.address}/health").raise_for_status()

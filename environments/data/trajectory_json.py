@@ -17,6 +17,9 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 
 Json = dict[str, Any]
 
+_LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "num_shared_turns"}
+"""Fields that files of earlier versions do not have."""
+_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
 _PACKED_FIELDS = {"prompt_ids", "completion_ids", "logprobs", "token_versions"}
 """Fields of a completion that are ``packed``; files of earlier versions have lists there."""
@@ -59,8 +62,8 @@ def trajectory_from_json(values: Json) -> Trajectory:
     Raises:
         LookupError, TypeError or ValueError: ``values`` are of something else.
     """
-    # Files of earlier versions have fewer fields.
-    known = {field.name: values[field.name] for field in fields(Trajectory) if field.name in values}
+    known = {name: values[name] for name in _TRAJECTORY_FIELDS}
+    known |= {name: values[name] for name in _LATER_FIELDS if name in values}
     known["steps"] = _steps(values["steps"])
     if known["termination_reason"] is not None:
         known["termination_reason"] = TerminationReason(known["termination_reason"])

@@ -45,19 +45,20 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
             ``is_correct`` is neither true, false nor None.
     """
     verdict = reward_fn(task_info=task, action=action)
-    returned = f"The reward function {reward_fn} returned"
     output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
     if not isinstance(output, RewardOutput):
-        raise EnvironmentFailure(f"{returned} {verdict!r}: return a RewardOutput.")
+        raise _failure(reward_fn, f"{verdict!r}: return a RewardOutput.")
     if not math.isfinite(output.reward):
-        raise EnvironmentFailure(f"{returned} {output.reward}: it must be finite.")
+        raise _failure(reward_fn, f"{output.reward}: it must be finite.")
     if output.is_correct is None:
         return output
     if not is_bool(output.is_correct):
-        raise EnvironmentFailure(
-            f"{returned} is_correct={output.is_correct!r}: it has to be True, False or None."
-        )
+        raise _failure(reward_fn, f"is_correct={output.is_correct!r}: it has to be True, False or None.")
     return replace(output, is_correct=bool(output.is_correct))
+
+
+def _failure(reward_fn: RewardFunction, returned: str) -> EnvironmentFailure:
+    return EnvironmentFailure(f"The reward function {reward_fn} returned {returned}")
 
 
 def is_bool(value: Any) -> bool:

@@ -32,7 +32,7 @@ class Fixture:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        self.params = list(self.params or ())
+        self.params = [] if self.params is None else list(self.params)
 
     def __call__(self, function: Any) -> Fixture:
         self.function = function
@@ -43,8 +43,9 @@ def run_all(names: dict[str, Any]) -> None:
     """Run the tests that the module of these ``names`` defines. The first that fails raises its error."""
     fixtures = {each.name or name: each for name, each in names.items() if isinstance(each, Fixture)}
     call_hook(names.get("setup_module"), names)
-    for test in list(found_tests(names, Fixtures(fixtures, {}))):
-        with_skips(test)
+    with ExitStack() as ends:
+        for test in list(found_tests(names, Fixtures(fixtures, {}, ends))):
+            with_skips(test)
     call_hook(names.get("teardown_module"), names)
 
 
@@ -145,10 +146,11 @@ def call_hook(hook: Any, tested: Any) -> None:
 
 
 class Fixtures(NamedTuple):
-    """The fixtures of a module or of a class, with what those of a wider scope have returned."""
+    """The fixtures of a module or a class, with what those of a wider scope have returned, and their ends."""
 
     known: dict[str, Fixture]
     kept: dict[str, Any]
+    ends: ExitStack
 
     def of(self, instance: Any) -> Fixtures:
         """Return these fixtures, and those that are methods of ``instance``."""
@@ -158,7 +160,7 @@ class Fixtures(NamedTuple):
                 if isinstance(each, Fixture):
                     method = each.function.__get__(instance)
                     own[each.name or name] = Fixture(method, "function", each.params, each.autouse)
-        return Fixtures({**self.known, **own}, self.kept)
+        return self._replace(known={**self.known, **own})
 
     def needed(self, names: Iterable[str]) -> list[str]:
         """``names``, and all that these need themselves."""
@@ -188,7 +190,7 @@ class Fixtures(NamedTuple):
             given = {each: self.value(each, values, chosen, ends) for each in parameters_of(known.function)}
             if "request" in given:
                 given["request"].param = chosen.get(name)
-            store[name] = entered(known.function(**given), ends if store is values else ExitStack())
+            store[name] = entered(known.function(**given), ends if store is values else self.ends)
         return store[name]
 
 

@@ -297,6 +297,18 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
          "@pytest.fixture(autouse=True)\ndef always(): yield"},
         STACK,
     ),
+    "KodCode: parameters of a fixture in an array": (
+        {"tests": "import numpy as np\nimport pytest\nfrom solution import add\n"
+         "@pytest.fixture(params=np.arange(2))\ndef number(request): return int(request.param)\n"
+         "def test_add(number): assert add(number, 1) == number + 1"},
+        ADD,
+    ),
+    "KodCode: a fixture of the module, which ends after the last test": (
+        {"tests": "import pytest\nfrom solution import Stack\n@pytest.fixture(scope='module')\ndef stack():\n"
+         "    made = Stack()\n    made.push(1)\n    try:\n        yield made\n    finally:\n        made.pop()\n"
+         "def test_push(stack):\n    stack.push(2)\n    assert stack.pop() == 2\ndef test_stays(stack): assert len(stack) == 1"},
+        STACK,
+    ),
     "KodCode: an error and what it says": (
         {"tests": "import pytest\nfrom solution import Stack\ndef test_empty():\n"
          "    with pytest.raises(IndexError, match='empty') as info: Stack().pop()\n    assert str(info.value) == 'empty'"},

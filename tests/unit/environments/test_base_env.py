@@ -8,6 +8,7 @@ import pytest
 from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
 from environments.base import ActorNeeds, WorldEnvironment
 from environments.errors import EnvironmentFailure
+from environments.rewards.base import judge
 
 
 class Countdown(MultiTurnEnvironment):
@@ -192,6 +193,17 @@ def test_reward_function_says_true_false_or_nothing(said):
     env.reset()
     with pytest.raises(EnvironmentFailure, match=r"grade.* returned is_correct=.*True, False or None"):
         env.step("a")
+
+
+def test_reward_function_is_not_written_out_for_a_verdict():
+    class Large:
+        def __repr__(self):
+            raise AssertionError("a table of a million rows would be written out for every answer")
+
+        def __call__(self, task_info, action):
+            return 1.0
+
+    assert judge(Large(), {}, "a").reward == 1.0
 
 
 class Counted(Countdown):

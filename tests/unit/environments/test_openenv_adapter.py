@@ -40,8 +40,12 @@ def talk(connection):
         connection.send('{"type": "observation", "data": {"observation": {"text": "hi"}, "done": false}}')
 
 def page(connection, request):
+    if request.path == "/health":
+        answer = connection.respond(307, "")
+        answer.headers["Location"] = "/health/"
+        return answer
     if request.path != "/ws":
-        return connection.respond(200 if request.path == "/health" else 404, "")
+        return connection.respond(200 if request.path == "/health/" else 404, "")
 
 with serve(talk, "127.0.0.1", int(sys.argv[1]), process_request=page) as server:
     server.serve_forever()
@@ -161,6 +165,23 @@ def test_command_that_serves_nothing_is_named_with_its_output() -> None:
 def test_workload_of_absent_server_names_its_address() -> None:
     with pytest.raises(EnvironmentFailure, match=r"http://127\.0\.0\.1:9/metadata"):
         workload_of(compose(["run.directory=unused", "workload=openenv:http://127.0.0.1:9"]))
+
+
+def test_server_that_fails_is_told_from_an_absent_one() -> None:
+    def fail(connection: ServerConnection, request: Request) -> Response:
+        return connection.respond(500, "")
+
+    with serve(print, "127.0.0.1", 0, process_request=fail) as failing:
+        threading.Thread(target=failing.serve_forever, daemon=True).start()
+        with pytest.raises(EnvironmentFailure, match="server answers 500 Internal Server Error at http"):
+            openenv_tasks(f"http://127.0.0.1:{failing.socket.getsockname()[1]}")
+
+
+def test_proxy_that_httpx_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(EnvironmentFailure, match=r"127\.0\.0\.1:9/\w+: .*SOCKS.*pip install"):
+        openenv_tasks("http://127.0.0.1:9")
 
 
 def test_started_server_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

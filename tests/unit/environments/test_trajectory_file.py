@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from environments.data.trajectory_file import TrajectoryFile, read_trajectories
+from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.errors import ConfigError, DatasetError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 
@@ -53,6 +54,14 @@ def test_trajectories_are_read_in_order_and_the_last_one_counts(tmp_path: Path) 
         file.append(0, trajectory(0, TerminationReason.CRASHED))
         file.append(0, trajectory(0))
     assert read_trajectories(tmp_path / "results") == [trajectory(0), trajectory(1)]
+
+
+@pytest.mark.parametrize("name", ["reward", "rollout_id", "steps", "task", "termination_reason"])
+def test_trajectory_without_a_field_is_refused(name: str) -> None:
+    values = trajectory_to_json(trajectory(0))
+    del values[name]
+    with pytest.raises(KeyError, match=name):
+        trajectory_from_json(values)
 
 
 @pytest.mark.parametrize("reason", [each for each in TerminationReason if each.is_infrastructure])
