@@ -101,14 +101,18 @@ def _on_trial(folder: Path) -> Canary:
 
 
 def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list[float]:
-    """The mean score of each unit with feedback: units are independent of each other, answers are not."""
+    """The mean score of each unit with feedback: units are independent of each other, answers are not.
+
+    A client that has asked for a version by its name, or number, is left out: chance compares the two.
+    """
     scores: dict[str, list[float]] = defaultdict(list)
     versions: set[int] = set()
     for each in recordings:
         if each.answer.model == model and each.feedback is not None:
-            versions |= {completion.policy_version for completion in each.trajectory.completions}
             unit = canary.unit(each.answer.owner, each.trajectory.task["messages"])
-            scores[unit].append(each.feedback.score)
+            if canary.answers(unit) == (model == canary.version):
+                versions |= {completion.policy_version for completion in each.trajectory.completions}
+                scores[unit].append(each.feedback.score)
     if len(versions) > 1:
         raise ConfigError(
             f"{model} has answered as the versions {sorted(versions)} since the trial began: end it, and "

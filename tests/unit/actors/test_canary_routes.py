@@ -101,6 +101,16 @@ def test_better_canary_is_promoted(
     assert {chat(client, f"Later {number}") for number in range(20)} == {CANARY}
 
 
+def test_clients_that_choose_their_version_do_not_count(
+    client: TestClient, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.001"])
+    for number in range(3):
+        chat(client, f"Question {number}", liked=CANARY, model="tiny@2")
+    main(["judge", str(folder)])
+    assert "feedback on 0 of the canary's" in capsys.readouterr().out
+
+
 def test_canary_with_feedback_alone_raises_an_alarm(
     client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
