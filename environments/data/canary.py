@@ -58,7 +58,9 @@ class Canary:
         """The unit of a chat of the key ``owner``, in which it may go on for many messages."""
         if self.by == KEY:
             return owner
-        before = [*takewhile(lambda each: each["role"] != "assistant", messages)]
+        asked = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
+        later = takewhile(lambda each: each["role"] != "assistant", messages[asked:])
+        before = [*messages[:asked], *later]  # an answer before the first question is a greeting
         return json.dumps([owner, [[each["role"], each.get("content")] for each in before]])
 
     def answers(self, unit: str) -> bool:

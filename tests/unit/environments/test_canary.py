@@ -68,6 +68,12 @@ def test_share_holds_and_conversations_stay_with_their_version() -> None:
     assert units[0] != CANARY.unit("bob", chat("Question 0"))
 
 
+def test_greeting_is_no_conversation() -> None:
+    greeting = [{"role": "system", "content": "Be kind."}, {"role": "assistant", "content": "How can I help?"}]
+    units = {CANARY.unit("alice", [*greeting, *chat(f"Question {number}")]) for number in range(9)}
+    assert len(units) == 9
+
+
 def test_key_keeps_its_version_in_all_conversations() -> None:
     by_key = replace(CANARY, by=KEY, share=0.5)
     answers = {
