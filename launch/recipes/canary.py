@@ -23,6 +23,7 @@ from statistics import fmean
 
 from environments.data.canary import (
     CONVERSATION,
+    FILE,
     KEY,
     PROMOTED,
     ROLLED_BACK,
@@ -48,7 +49,8 @@ def started_canary(folder: Path, version: str, share: float, by: str = CONVERSAT
     """Start a trial, which the servers that record into ``folder`` follow.
 
     Raises:
-        ConfigError: a trial is open there, the share is none, or the name is not that of a version.
+        ConfigError: a trial is open there or has promoted a version, the share is none, or the name is not
+            that of a version.
     """
     if not 0 < share < 1:
         raise ConfigError(f"--share={share:g} is no share: choose one between 0 and 1, such as 0.1.")
@@ -60,6 +62,11 @@ def started_canary(folder: Path, version: str, share: float, by: str = CONVERSAT
     earlier = read_canary(folder)
     if earlier is not None and earlier.state == TRIAL:
         raise ConfigError(f"{earlier.version} is on trial in {folder}: judge it, or end it first.")
+    if earlier is not None and earlier.state == PROMOTED:
+        raise ConfigError(
+            f"{earlier.version} was promoted in {folder}, and would answer no more: serve it as the model, "
+            f"and delete {folder / FILE}."
+        )
     canary = Canary(version=version, share=share, started=int(time.time()), by=by)
     canary.write(folder)
     return canary

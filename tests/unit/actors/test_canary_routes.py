@@ -143,6 +143,12 @@ def test_mistakes_are_named(
     assert word in capsys.readouterr().err
 
 
+def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", str(tmp_path), "tiny@2"]) == main(["end", str(tmp_path), "promote"]) == 0
+    assert main(["start", str(tmp_path), "tiny@3"]) == 2
+    assert "tiny@2 was promoted" in capsys.readouterr().err
+
+
 def test_results_of_other_tasks_are_rejected(
     client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
