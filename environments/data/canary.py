@@ -132,13 +132,14 @@ class Difference:
 
 
 def difference(canary: Sequence[float], served: Sequence[float]) -> Difference:
-    """The difference of two independent samples (Welch 1947, by the normal distribution).
+    """The difference of two independent samples of values from -1 to 1 (Welch 1947, by the normal
+    distribution).
 
     A sample of fewer than two values leaves it open: the interval has no end.
     """
     if min(len(canary), len(served)) < 2:
         return Difference(0.0, math.inf, len(canary), len(served))
-    error = math.sqrt(variance(canary) / len(canary) + variance(served) / len(served))
+    error = math.sqrt(_squared_error(canary) + _squared_error(served))
     return Difference(fmean(canary) - fmean(served), QUANTILE * error, len(canary), len(served))
 
 
@@ -148,9 +149,17 @@ def paired_difference(canary: Sequence[float], served: Sequence[float]) -> Diffe
     number = len(differences)
     if number < 2:
         return Difference(0.0, math.inf, number, number)
-    return Difference(
-        fmean(differences), QUANTILE * math.sqrt(variance(differences) / number), number, number
-    )
+    half_width = QUANTILE * math.sqrt(_squared_error(differences))
+    return Difference(fmean(differences), half_width, number, number)
+
+
+def _squared_error(values: Sequence[float]) -> float:
+    """Squared standard error of a mean of values from -1 to 1, of which each end counts once more.
+
+    Without those (Agresti and Caffo 2000) few values that are all alike would leave no doubt.
+    """
+    counted = [*values, -1.0, 1.0]
+    return variance(counted) / len(counted)
 
 
 def decide(feedback: Difference, held_out: Difference | None, margin: float) -> tuple[str, str]:

@@ -69,7 +69,10 @@ def test_share_holds_and_conversations_stay_with_their_version() -> None:
 
 
 def test_greeting_is_no_conversation() -> None:
-    greeting = [{"role": "system", "content": "Be kind."}, {"role": "assistant", "content": "How can I help?"}]
+    greeting = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "assistant", "content": "How can I help?"},
+    ]
     units = {CANARY.unit("alice", [*greeting, *chat(f"Question {number}")]) for number in range(9)}
     assert len(units) == 9
 
@@ -106,10 +109,22 @@ def test_replica_follows_the_file(tmp_path: Path) -> None:
 def test_differences_are_those_of_the_textbook() -> None:
     ours = difference([1, 1, 0, 0], [0, 0, 0, 1])
     assert ours.mean == 0.25
-    assert ours.half_width == pytest.approx(2.576 * math.sqrt((1 / 3) / 4 + (1 / 4) / 4))
+    assert ours.half_width == pytest.approx(2.576 * math.sqrt((2 / 3) / 6 + (17 / 30) / 6))
     assert difference([1.0], [0, 1]).half_width == math.inf
     paired = paired_difference([1, 1, 0, 1], [0, 1, 0, 0])
-    assert (paired.mean, paired.half_width) == (0.5, pytest.approx(2.576 * math.sqrt((1 / 3) / 4)))
+    assert (paired.mean, paired.half_width) == (0.5, pytest.approx(2.576 * math.sqrt((2 / 3) / 6)))
+
+
+def test_few_results_that_are_alike_decide_nothing() -> None:
+    liked, solved = difference([1.0] * 20, [1.0] * 20), paired_difference([1.0] * 200, [1.0] * 200)
+    assert decide(liked, solved, 0.1)[0] == TRIAL, (
+        "a canary that one in ten dislikes has this one time in eight"
+    )
+    assert decide(liked, paired_difference([0.0] * 2, [1.0] * 2), 0.1)[0] == TRIAL
+    assert (
+        decide(difference([1.0] * 200, [1.0] * 200), paired_difference([1.0] * 5, [1.0] * 5), 0.1)[0] == TRIAL
+    )
+    assert decide(difference([1.0] * 200, [1.0] * 200), solved, 0.1)[0] == PROMOTED
 
 
 def test_rule_seldom_ends_a_trial_of_equals() -> None:
