@@ -12,15 +12,15 @@ request. ``end`` decides by hand.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from environments.command_name import explained, module_parser
 from environments.data.canary import (
     CONVERSATION,
     FILE,
@@ -37,7 +37,7 @@ from environments.data.canary import (
 )
 from environments.data.recordings import Recording, read_recordings
 from environments.data.trajectory_file import read_trajectories
-from environments.errors import ConfigError, TroupeError
+from environments.errors import ConfigError
 from environments.pass_at_k import successes_by_task
 from launch.recipes.feedback import READER
 
@@ -139,9 +139,10 @@ def _held_out_difference(served: Path, canary: Path) -> Difference:
     return paired_difference(*([fmean(results[task]) for task in before] for results in (after, before)))
 
 
-def main(arguments: Sequence[str]) -> int:
+@explained(OSError)
+def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0, 2 for a printed reason, or 3 where a trial goes on."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = module_parser("launch.recipes.canary", __doc__)
     commands = options.add_subparsers(dest="command", required=True)
     start, judge, end = (commands.add_parser(name) for name in ("start", "judge", "end"))
     for each in (start, judge, end):
@@ -156,23 +157,19 @@ def main(arguments: Sequence[str]) -> int:
     judge.add_argument("--reader", default=READER, help="a name in server.recording.readers")
     end.add_argument("state", choices=["promote", "roll-back"])
     given = options.parse_args(arguments)
-    try:
-        if given.command == "start":
-            canary = started_canary(given.recordings, given.version, given.share, given.by)
-            sys.stdout.write(f"{canary.version} answers {canary.share:.0%} of each {canary.by}'s chats.\n")
-        elif given.command == "judge":
-            canary, feedback, success = judged_canary(
-                given.recordings, given.held_out, given.margin, given.reader
-            )
-            sys.stdout.write(_report(canary, feedback, success))
-            return OPEN if canary.state == TRIAL else DECIDED
-        else:
-            state = PROMOTED if given.state == "promote" else ROLLED_BACK
-            replace(_on_trial(given.recordings), state=state, reason="By hand.").write(given.recordings)
-            sys.stdout.write(f"The canary is {state}.\n")
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    if given.command == "start":
+        canary = started_canary(given.recordings, given.version, given.share, given.by)
+        sys.stdout.write(f"{canary.version} answers {canary.share:g} of all {canary.by}s.\n")
+    elif given.command == "judge":
+        canary, feedback, success = judged_canary(
+            given.recordings, given.held_out, given.margin, given.reader
+        )
+        sys.stdout.write(_report(canary, feedback, success))
+        return OPEN if canary.state == TRIAL else DECIDED
+    else:
+        state = PROMOTED if given.state == "promote" else ROLLED_BACK
+        replace(_on_trial(given.recordings), state=state, reason="By hand.").write(given.recordings)
+        sys.stdout.write(f"The canary is {state}.\n")
     return DECIDED
 
 

@@ -11,7 +11,7 @@ from test_policy_http import PinnedReplica, serving
 
 from actors.settings import RecordingConfig, ServedModel
 from environments.data.canary import PROMOTED, ROLLED_BACK, TRIAL, read_canary
-from environments.data.recordings import read_recordings
+from environments.data.recordings import Recordings, read_recordings
 from environments.data.trajectory_file import TrajectoryFile
 from environments.types import Step, TerminationReason, Trajectory
 from launch.recipes.canary import main
@@ -141,6 +141,13 @@ def test_mistakes_are_named(
     command, *others = arguments
     assert main([command, str(tmp_path), *others]) == 2
     assert word in capsys.readouterr().err
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    assert main(["judge", str(tmp_path), "--held-out", "absent.jsonl", "absent.jsonl"]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
 
 
 def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
