@@ -130,13 +130,21 @@ def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list
 
 def _held_out_difference(served: Path, canary: Path) -> Difference:
     """The difference of success on the tasks that both files of results have."""
-    before, after = (successes_by_task(read_trajectories(each)) for each in (served, canary))
+    before, after = (_successes(each) for each in (served, canary))
     if before.keys() != after.keys():
         raise ConfigError(
             f"{served} and {canary} have {len(before.keys() & after.keys())} tasks in common, of "
             f"{len(before)} and {len(after)}: evaluate both versions on the same held-out tasks."
         )
     return paired_difference(*([fmean(results[task]) for task in before] for results in (after, before)))
+
+
+def _successes(path: Path) -> dict[str, list[bool]]:
+    """Those of a file, without what infrastructure has spoilt, which another evaluation plays again."""
+    reasons = ((each, each.termination_reason) for each in read_trajectories(path))
+    return successes_by_task(
+        each for each, reason in reasons if reason is None or not reason.is_infrastructure
+    )
 
 
 @explained(OSError)

@@ -46,8 +46,8 @@ def chat(client: TestClient, question: str, liked: str | None = None, **fields: 
     return text
 
 
-def results(path: Path, successes: int) -> str:
-    """A file of ``launch.evaluate`` with that many successes at forty tasks."""
+def results(path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE) -> str:
+    """A file of ``launch.evaluate`` with that many successes at forty tasks; the others end by ``ending``."""
     tasks = [{"question": number} for number in range(40)]
     with TrajectoryFile(path, {}, tasks) as file:
         for number, task in enumerate(tasks):
@@ -56,7 +56,10 @@ def results(path: Path, successes: int) -> str:
             file.append(
                 number,
                 Trajectory(
-                    task=task, steps=steps, reward=reward, termination_reason=TerminationReason.ENV_DONE
+                    task=task,
+                    steps=steps,
+                    reward=reward,
+                    termination_reason=TerminationReason.ENV_DONE if reward else ending,
                 ),
             )
     return str(path)
@@ -148,6 +151,19 @@ def test_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureF
     main(["start", str(tmp_path), "tiny@2"])
     assert main(["judge", str(tmp_path), "--held-out", "absent.jsonl", "absent.jsonl"]) == 2
     assert "absent.jsonl" in capsys.readouterr().err
+
+
+def test_spoilt_results_are_no_failures_of_the_canary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    files = (
+        results(tmp_path / "served.jsonl", 40),
+        results(tmp_path / "canary.jsonl", 10, TerminationReason.ENV_ERROR),
+    )
+    assert main(["judge", str(tmp_path), "--held-out", *files]) == 2
+    assert "10 tasks in common, of 40 and 10" in capsys.readouterr().err
 
 
 def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
