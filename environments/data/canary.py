@@ -89,7 +89,11 @@ class CanaryFile:
         try:
             state = (self._folder / FILE).stat()
         except FileNotFoundError:
+            self._canary = self._stamp = None
             return None
+        except OSError as error:  # of the file system that the servers share, for a moment
+            logger.error("The canary stays as it is: %s", error)
+            return self._canary
         stamp = state.st_mtime_ns, state.st_ino
         if stamp != self._stamp:
             self._stamp = stamp
@@ -101,12 +105,14 @@ class CanaryFile:
 
 
 def read_canary(folder: Path) -> Canary | None:
-    """The canary of a folder of recordings, if it has one. Raises ``ConfigError`` for a damaged file."""
+    """The canary of a folder of recordings, if it has one. Raises ``ConfigError`` for a file that is damaged
+    or cannot be read.
+    """
     try:
         return Canary(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / FILE} is no canary ({error}): delete it.") from error
 
 

@@ -106,6 +106,24 @@ def test_replica_follows_the_file(tmp_path: Path) -> None:
         read_canary(tmp_path)
 
 
+def test_replica_answers_where_the_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    file = CanaryFile(tmp_path)
+    CANARY.write(tmp_path)
+    assert file.current() == CANARY
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fail)
+        assert file.current() == CANARY
+    (tmp_path / "canary.json").unlink()
+    assert file.current() is None
+    (tmp_path / "canary.json").mkdir()  # cannot be read
+    assert file.current() is None, "what was deleted does not come back"
+
+
 def test_differences_are_those_of_the_textbook() -> None:
     ours = difference([1, 1, 0, 0], [0, 0, 0, 1])
     assert ours.mean == 0.25
