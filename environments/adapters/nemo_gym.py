@@ -70,7 +70,7 @@ def _tool_output(server: Any, call: dict[str, Any], tools: Iterable[dict[str, An
         return json.dumps({"error": f"There is no tool {name!r}."})
     try:
         arguments = json.loads(call["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return json.dumps({"error": f"Invalid tool call arguments: {error}"})
     return str(_post(server, f"/{name}", arguments).text)
 
@@ -89,8 +89,8 @@ def _json(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def _post(server: Any, path: str, body: Any) -> Any:
     import httpx
 
-    try:
-        return server.post(path, json=body)
+    try:  # not by httpx's json, which refuses half a surrogate pair, as a model may write
+        return server.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     except httpx.TransportError as error:
         raise EnvironmentFailure(
             f"The NeMo-Gym server {server.base_url} gives no answer to {path}: {error!r}. Start it, or "

@@ -84,6 +84,7 @@ def call(name: str, **arguments: Any) -> str:
         (["I do nothing."], 0.0, []),
         ([call("broken"), call("increment", by=2), ""], 1.0, ['{"detail": "It is broken."}', "success"]),
         ([call("seed_session", initial=5), "Done."], 0.0, ["There is no tool"]),
+        ([call("broken", of="\ud83d"), "Done."], 0.0, ['{"detail": "It is broken."}']),
     ],
 )
 def test_episode_is_that_of_the_simple_agent(
