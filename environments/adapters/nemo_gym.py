@@ -8,7 +8,9 @@ mcp.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +40,13 @@ class NemoGymRollout:
             _json(server, "/seed_session", task)
             response = self._play(server, task[PARAMS], client.openai)
             verdict = _json(server, "/verify", {**task, "response": response})
+        reward = verdict.get("reward") if isinstance(verdict, dict) else None
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise EnvironmentFailure(
+                f"The NeMo-Gym server {self.server} answers /verify by {str(verdict)[:500]}."
+            )
         details = {name: each for name, each in verdict.items() if name not in {*task, "response", "reward"}}
-        return RewardOutput(float(verdict["reward"]), metadata=details)
+        return RewardOutput(float(reward), metadata=details)
 
     def _play(self, server: Any, params: dict[str, Any], policy: Any) -> dict[str, Any]:
         """The policy's last response, with the output of all turns."""
@@ -75,15 +82,15 @@ def _tool_output(server: Any, call: dict[str, Any], tools: Iterable[dict[str, An
     return str(_post(server, f"/{name}", arguments).text)
 
 
-def _json(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _json(server: Any, path: str, body: dict[str, Any]) -> Any:
     answer = _post(server, path, body)
-    if answer.status_code != 200:
-        raise EnvironmentFailure(
-            f"The NeMo-Gym server {server.base_url} answers {path} by status {answer.status_code}: "
-            f"{answer.text[:500]}"
-        )
-    read: dict[str, Any] = answer.json()
-    return read
+    with suppress(ValueError):
+        if answer.status_code == 200:
+            return answer.json()
+    raise EnvironmentFailure(
+        f"The NeMo-Gym server {server.base_url} answers {path} by status {answer.status_code}: "
+        f"{answer.text[:500]}"
+    )
 
 
 def _post(server: Any, path: str, body: Any) -> Any:

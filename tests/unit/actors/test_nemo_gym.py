@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,8 @@ class CounterServer(BaseHTTPRequestHandler):
             case "/increment":
                 self.counters[session] += body["by"]
                 self.answer(200, {"success": True})
+            case "/verify" if "verdict" in body:
+                self.answer(200, body["verdict"])
             case "/verify" if "expected" in body:
                 self.verified.append(body)
                 reward = float(self.counters[session] == body["expected"])
@@ -51,7 +54,7 @@ class CounterServer(BaseHTTPRequestHandler):
             case _:
                 self.answer(500, {"detail": "It is broken."})
 
-    def answer(self, status: int, body: dict[str, Any], cookie: str | None = None) -> None:
+    def answer(self, status: int, body: Any, cookie: str | None = None) -> None:
         self.send_response(status)
         if cookie is not None:
             self.send_header("set-cookie", cookie)
@@ -108,7 +111,14 @@ def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "word"), [({"initial": 1}, "/verify by status 500"), ({}, "/seed_session by status 500")]
+    ("task", "word"),
+    [
+        ({"initial": 1}, "/verify by status 500"),
+        ({}, "/seed_session by status 500"),
+        ({"initial": 1, "verdict": []}, r"/verify by \[\]"),
+        ({"initial": 1, "verdict": {"score": 1}}, "/verify by {'score': 1}"),
+        ({"initial": 1, "verdict": {"reward": math.nan}}, "/verify by {'reward': nan}"),
+    ],
 )
 def test_server_that_cannot_judge_is_a_failure(server: str, task: dict[str, Any], word: str) -> None:
     params = {"responses_create_params": TASK["responses_create_params"]}
