@@ -57,8 +57,8 @@ class NemoGymRollout:
         while response is None or response["output"][-1]["type"] == "function_call_output":
             try:
                 created = policy.responses.create(**{**params, "model": "policy", "input": items + outputs})
-            except APIStatusError:
-                if response is None:
+            except APIStatusError as error:
+                if response is None or error.code != "rollout_ended":
                     raise
                 break  # a limit of the rollout has ended it: what was done so far is judged
             response = created.model_dump(mode="json", exclude_none=True)

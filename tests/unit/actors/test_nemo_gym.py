@@ -14,7 +14,7 @@ import pytest
 from test_rollout_function import play
 
 from environments.adapters.nemo_gym import NemoGymRollout
-from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
 from launch.recipes.task_file import task_file_workload
 
 TOOLS = [
@@ -108,6 +108,27 @@ def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
         NemoGymRollout(server), lambda messages: call("increment", by=1), task=TASK, max_steps=2
     )
     assert len(trajectory.steps) == 2 and trajectory.reward == 1.0
+
+
+def test_call_that_the_policy_refuses_is_no_limit(server: str) -> None:
+    created = []
+
+    def refusing(client: Any) -> Any:
+        create = client.openai.responses.create
+
+        def second_is_refused(**fields: Any) -> Any:
+            created.append(fields)
+            return create(**(fields | {"temperature": -1.0} if len(created) > 1 else fields))
+
+        client.openai.responses.create = second_is_refused
+        return client
+
+    def solve(task: dict[str, Any], client: Any) -> Any:
+        return NemoGymRollout(server)(task, refusing(client))
+
+    with pytest.raises(AgentError, match="temperature"):
+        play(solve, lambda messages: call("increment", by=1), task=TASK)
+    assert not CounterServer.verified
 
 
 @pytest.mark.parametrize(
