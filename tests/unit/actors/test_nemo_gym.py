@@ -160,6 +160,9 @@ def test_workload_is_made_of_its_files(tmp_path: Path) -> None:
     assert workload.held_out[""][0] == TASK
     with pytest.raises(ConfigError, match="the server judges"):
         task_file_workload(str(tasks), None, "nemo_gym:http://a:1", "math", seed=0)
+    for server in ("a:1", "http://a:b", "http://"):
+        with pytest.raises(ConfigError, match="write nemo_gym:http://host:port"):
+            task_file_workload(str(tasks), None, f"nemo_gym:{server}", None, seed=0)
     tasks.write_text('{"question": "1+1"}\n')
     with pytest.raises(DatasetError, match="row 0 has no responses_create_params"):
         task_file_workload(str(tasks), None, "nemo_gym:http://a:1", None, seed=0)
