@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -84,8 +84,10 @@ class CanaryFile:
         self._stamp: tuple[int, int] | None = None
         self._canary: Canary | None = None
 
-    def current(self) -> Canary | None:
-        """The present one, if there is any. A damaged file changes nothing, and is named in the log."""
+    def current(self, versions: Collection[str] = ()) -> Canary | None:
+        """The present one, if there is any. A damaged file changes nothing, and is named in the log; so is a
+        canary that is none of the ``versions`` that are served beside the present one, which answers nothing.
+        """
         try:
             state = (self._folder / FILE).stat()
         except FileNotFoundError:
@@ -101,6 +103,9 @@ class CanaryFile:
                 self._canary = read_canary(self._folder)
             except ConfigError as error:
                 logger.error("The canary stays as it is: %s", error)
+            canary, served = self._canary, ", ".join(versions) or "none"
+            if canary is not None and canary.version not in versions and canary.state != ROLLED_BACK:
+                logger.error("The canary %s answers nothing: served are %s.", canary.version, served)
         return self._canary
 
 

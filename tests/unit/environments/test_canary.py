@@ -124,6 +124,14 @@ def test_replica_answers_where_the_file_cannot_be_read(
     assert file.current() is None, "what was deleted does not come back"
 
 
+def test_canary_that_is_not_served_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    CANARY.write(tmp_path)
+    assert CanaryFile(tmp_path).current(["policy@31"]) == CANARY and not caplog.text
+    file = CanaryFile(tmp_path)
+    assert file.current(["policy@30"]) == file.current(["policy@30"]) == CANARY
+    assert caplog.text.count("The canary policy@31 answers nothing: served are policy@30.") == 1
+
+
 def test_differences_are_those_of_the_textbook() -> None:
     ours = difference([1, 1, 0, 0], [0, 0, 0, 1])
     assert ours.mean == 0.25
