@@ -93,6 +93,7 @@ def judged_canary(
     feedback = difference(*(_scores(recordings, each, canary) for each in (canary.version, canary.served)))
     success = None if held_out is None else _held_out_difference(*held_out)
     state, reason = decide(feedback, success, margin)
+    _on_trial(folder)  # nobody has ended it while this has read
     canary = replace(canary, state=state, reason=reason)
     if state != TRIAL:
         canary.write(folder)

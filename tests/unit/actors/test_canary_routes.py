@@ -11,9 +11,10 @@ from test_policy_http import PinnedReplica, serving
 
 from actors.settings import RecordingConfig, ServedModel
 from environments.data.canary import PROMOTED, ROLLED_BACK, TRIAL, read_canary
-from environments.data.recordings import Recordings, read_recordings
+from environments.data.recordings import Recording, Recordings, read_recordings
 from environments.data.trajectory_file import TrajectoryFile
 from environments.types import Step, TerminationReason, Trajectory
+from launch.recipes import canary as canary_recipe
 from launch.recipes.canary import main
 
 SERVED, CANARY = "111", "222"
@@ -164,6 +165,19 @@ def test_spoilt_results_are_no_failures_of_the_canary(
     )
     assert main(["judge", str(tmp_path), "--held-out", *files]) == 2
     assert "10 tasks in common, of 40 and 10" in capsys.readouterr().err
+
+
+def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["start", str(tmp_path), "tiny@2"])
+
+    def read_while_it_ends(folder: Path, reader: str) -> list[Recording]:
+        assert main(["end", str(folder), "roll-back"]) == 0
+        return []
+
+    monkeypatch.setattr(canary_recipe, "read_recordings", read_while_it_ends)
+    assert main(["judge", str(tmp_path)]) == 2
+    ended = read_canary(tmp_path)
+    assert ended is not None and (ended.state, ended.reason) == (ROLLED_BACK, "By hand.")
 
 
 def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
