@@ -141,7 +141,7 @@ def _held_out_difference(served: Path, canary: Path) -> Difference:
 
 
 def _successes(path: Path) -> dict[str, list[bool]]:
-    """Those of a file, without what infrastructure has spoilt, which another evaluation plays again."""
+    """Successes by the task, without what infrastructure has spoilt, which another evaluation plays again."""
     reasons = ((each, each.termination_reason) for each in read_trajectories(path))
     return successes_by_task(
         each for each, reason in reasons if reason is None or not reason.is_infrastructure
