@@ -135,11 +135,11 @@ def _chat(body: ChatRequest, request: Request) -> Parts:
 def _routed(body: ChatRequest, owner: str) -> ChatRequest:
     """The chat, for the version on trial if that answers it: see ``environments.data.canary``."""
     present = replica()
-    canary = None if present.recordings is None else present.recordings.canary.current()
-    if canary is None or canary.version not in present.pinned or body.policy_version is not None:
+    canary = None if present.recordings is None else present.recordings.canary.current(present.pinned)
+    if canary is None or body.model != canary.served or body.policy_version is not None:
         return body
     unit = canary.unit(owner, [each.for_template() for each in body.messages])
-    if body.model != canary.served or not canary.answers(unit):
+    if canary.version not in present.pinned or not canary.answers(unit):
         return body
     return body.model_copy(update={"model": canary.version})
 

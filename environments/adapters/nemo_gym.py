@@ -8,7 +8,9 @@ mcp.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +40,13 @@ class NemoGymRollout:
             _json(server, "/seed_session", task)
             response = self._play(server, task[PARAMS], client.openai)
             verdict = _json(server, "/verify", {**task, "response": response})
+        reward = verdict.get("reward") if isinstance(verdict, dict) else None
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise EnvironmentFailure(
+                f"The NeMo-Gym server {self.server} answers /verify by {str(verdict)[:500]}."
+            )
         details = {name: each for name, each in verdict.items() if name not in {*task, "response", "reward"}}
-        return RewardOutput(float(verdict["reward"]), metadata=details)
+        return RewardOutput(float(reward), metadata=details)
 
     def _play(self, server: Any, params: dict[str, Any], policy: Any) -> dict[str, Any]:
         """The policy's last response, with the output of all turns."""
@@ -50,8 +57,8 @@ class NemoGymRollout:
         while response is None or response["output"][-1]["type"] == "function_call_output":
             try:
                 created = policy.responses.create(**{**params, "model": "policy", "input": items + outputs})
-            except APIStatusError:
-                if response is None:
+            except APIStatusError as error:
+                if response is None or error.code != "rollout_ended":
                     raise
                 break  # a limit of the rollout has ended it: what was done so far is judged
             response = created.model_dump(mode="json", exclude_none=True)
@@ -70,27 +77,27 @@ def _tool_output(server: Any, call: dict[str, Any], tools: Iterable[dict[str, An
         return json.dumps({"error": f"There is no tool {name!r}."})
     try:
         arguments = json.loads(call["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return json.dumps({"error": f"Invalid tool call arguments: {error}"})
     return str(_post(server, f"/{name}", arguments).text)
 
 
-def _json(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _json(server: Any, path: str, body: dict[str, Any]) -> Any:
     answer = _post(server, path, body)
-    if answer.status_code != 200:
-        raise EnvironmentFailure(
-            f"The NeMo-Gym server {server.base_url} answers {path} by status {answer.status_code}: "
-            f"{answer.text[:500]}"
-        )
-    read: dict[str, Any] = answer.json()
-    return read
+    with suppress(ValueError):
+        if answer.status_code == 200:
+            return answer.json()
+    raise EnvironmentFailure(
+        f"The NeMo-Gym server {server.base_url} answers {path} by status {answer.status_code}: "
+        f"{answer.text[:500]}"
+    )
 
 
 def _post(server: Any, path: str, body: Any) -> Any:
     import httpx
 
-    try:
-        return server.post(path, json=body)
+    try:  # not by httpx's json, which refuses half a surrogate pair, as a model may write
+        return server.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     except httpx.TransportError as error:
         raise EnvironmentFailure(
             f"The NeMo-Gym server {server.base_url} gives no answer to {path}: {error!r}. Start it, or "

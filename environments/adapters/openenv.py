@@ -114,7 +114,7 @@ class Episode:
                 raise self._failure(
                     f"has had no room for another session in capacity_seconds={self.capacity_seconds:g} "
                     f"({answer['message']}): start it with a higher max_concurrent_envs, or play fewer "
-                    "episodes at a time (fleet.num_actors times fleet.pairs_per_actor)."
+                    "episodes at a time (fleet.num_actors)."
                 )
             time.sleep(random.uniform(0.05, 0.5))
 

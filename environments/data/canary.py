@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -58,7 +58,9 @@ class Canary:
         """The unit of a chat of the key ``owner``, in which it may go on for many messages."""
         if self.by == KEY:
             return owner
-        before = [*takewhile(lambda each: each["role"] != "assistant", messages)]
+        asked = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
+        later = takewhile(lambda each: each["role"] != "assistant", messages[asked:])
+        before = [*messages[:asked], *later]  # an answer before the first question is a greeting
         return json.dumps([owner, [[each["role"], each.get("content")] for each in before]])
 
     def answers(self, unit: str) -> bool:
@@ -82,12 +84,18 @@ class CanaryFile:
         self._stamp: tuple[int, int] | None = None
         self._canary: Canary | None = None
 
-    def current(self) -> Canary | None:
-        """The present one, if there is any. A damaged file changes nothing, and is named in the log."""
+    def current(self, versions: Collection[str] = ()) -> Canary | None:
+        """The present one, if there is any. A damaged file changes nothing, and is named in the log; so is a
+        canary that is none of the ``versions`` that are served beside the present one, which answers nothing.
+        """
         try:
             state = (self._folder / FILE).stat()
         except FileNotFoundError:
+            self._canary = self._stamp = None
             return None
+        except OSError as error:  # of the file system that the servers share, for a moment
+            logger.error("The canary stays as it is: %s", error)
+            return self._canary
         stamp = state.st_mtime_ns, state.st_ino
         if stamp != self._stamp:
             self._stamp = stamp
@@ -95,16 +103,21 @@ class CanaryFile:
                 self._canary = read_canary(self._folder)
             except ConfigError as error:
                 logger.error("The canary stays as it is: %s", error)
+            canary, served = self._canary, ", ".join(versions) or "none"
+            if canary is not None and canary.version not in versions and canary.state != ROLLED_BACK:
+                logger.error("The canary %s answers nothing: served are %s.", canary.version, served)
         return self._canary
 
 
 def read_canary(folder: Path) -> Canary | None:
-    """The canary of a folder of recordings, if it has one. Raises ``ConfigError`` for a damaged file."""
+    """The canary of a folder of recordings, if it has one. Raises ``ConfigError`` for a file that is damaged
+    or cannot be read.
+    """
     try:
         return Canary(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / FILE} is no canary ({error}): delete it.") from error
 
 
@@ -130,13 +143,14 @@ class Difference:
 
 
 def difference(canary: Sequence[float], served: Sequence[float]) -> Difference:
-    """The difference of two independent samples (Welch 1947, by the normal distribution).
+    """The difference of two independent samples of values from -1 to 1 (Welch 1947, by the normal
+    distribution).
 
     A sample of fewer than two values leaves it open: the interval has no end.
     """
     if min(len(canary), len(served)) < 2:
         return Difference(0.0, math.inf, len(canary), len(served))
-    error = math.sqrt(variance(canary) / len(canary) + variance(served) / len(served))
+    error = math.sqrt(_squared_error(canary) + _squared_error(served))
     return Difference(fmean(canary) - fmean(served), QUANTILE * error, len(canary), len(served))
 
 
@@ -146,9 +160,17 @@ def paired_difference(canary: Sequence[float], served: Sequence[float]) -> Diffe
     number = len(differences)
     if number < 2:
         return Difference(0.0, math.inf, number, number)
-    return Difference(
-        fmean(differences), QUANTILE * math.sqrt(variance(differences) / number), number, number
-    )
+    half_width = QUANTILE * math.sqrt(_squared_error(differences))
+    return Difference(fmean(differences), half_width, number, number)
+
+
+def _squared_error(values: Sequence[float]) -> float:
+    """Squared standard error of a mean of values from -1 to 1, of which each end counts once more.
+
+    Without those (Agresti and Caffo 2000) few values that are all alike would leave no doubt.
+    """
+    counted = [*values, -1.0, 1.0]
+    return variance(counted) / len(counted)
 
 
 def decide(feedback: Difference, held_out: Difference | None, margin: float) -> tuple[str, str]:

@@ -12,17 +12,18 @@ request. ``end`` decides by hand.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from environments.command_name import explained, module_parser
 from environments.data.canary import (
     CONVERSATION,
+    FILE,
     KEY,
     PROMOTED,
     ROLLED_BACK,
@@ -36,7 +37,7 @@ from environments.data.canary import (
 )
 from environments.data.recordings import Recording, read_recordings
 from environments.data.trajectory_file import read_trajectories
-from environments.errors import ConfigError, TroupeError
+from environments.errors import ConfigError
 from environments.pass_at_k import successes_by_task
 from launch.recipes.feedback import READER
 
@@ -48,7 +49,8 @@ def started_canary(folder: Path, version: str, share: float, by: str = CONVERSAT
     """Start a trial, which the servers that record into ``folder`` follow.
 
     Raises:
-        ConfigError: a trial is open there, the share is none, or the name is not that of a version.
+        ConfigError: a trial is open there or has promoted a version, the share is none, or the name is not
+            that of a version.
     """
     if not 0 < share < 1:
         raise ConfigError(f"--share={share:g} is no share: choose one between 0 and 1, such as 0.1.")
@@ -60,6 +62,11 @@ def started_canary(folder: Path, version: str, share: float, by: str = CONVERSAT
     earlier = read_canary(folder)
     if earlier is not None and earlier.state == TRIAL:
         raise ConfigError(f"{earlier.version} is on trial in {folder}: judge it, or end it first.")
+    if earlier is not None and earlier.state == PROMOTED:
+        raise ConfigError(
+            f"{earlier.version} was promoted in {folder}, and would answer no more: serve it as the model, "
+            f"and delete {folder / FILE}."
+        )
     canary = Canary(version=version, share=share, started=int(time.time()), by=by)
     canary.write(folder)
     return canary
@@ -86,6 +93,7 @@ def judged_canary(
     feedback = difference(*(_scores(recordings, each, canary) for each in (canary.version, canary.served)))
     success = None if held_out is None else _held_out_difference(*held_out)
     state, reason = decide(feedback, success, margin)
+    _on_trial(folder)  # nobody has ended it while this has read
     canary = replace(canary, state=state, reason=reason)
     if state != TRIAL:
         canary.write(folder)
@@ -101,14 +109,18 @@ def _on_trial(folder: Path) -> Canary:
 
 
 def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list[float]:
-    """The mean score of each unit with feedback: units are independent of each other, answers are not."""
+    """The mean score of each unit with feedback: units are independent of each other, answers are not.
+
+    A client that has asked for a version by its name, or number, is left out: chance compares the two.
+    """
     scores: dict[str, list[float]] = defaultdict(list)
     versions: set[int] = set()
     for each in recordings:
         if each.answer.model == model and each.feedback is not None:
-            versions |= {completion.policy_version for completion in each.trajectory.completions}
             unit = canary.unit(each.answer.owner, each.trajectory.task["messages"])
-            scores[unit].append(each.feedback.score)
+            if canary.answers(unit) == (model == canary.version):
+                versions |= {completion.policy_version for completion in each.trajectory.completions}
+                scores[unit].append(each.feedback.score)
     if len(versions) > 1:
         raise ConfigError(
             f"{model} has answered as the versions {sorted(versions)} since the trial began: end it, and "
@@ -119,7 +131,7 @@ def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list
 
 def _held_out_difference(served: Path, canary: Path) -> Difference:
     """The difference of success on the tasks that both files of results have."""
-    before, after = (successes_by_task(read_trajectories(each)) for each in (served, canary))
+    before, after = (_successes(each) for each in (served, canary))
     if before.keys() != after.keys():
         raise ConfigError(
             f"{served} and {canary} have {len(before.keys() & after.keys())} tasks in common, of "
@@ -128,9 +140,18 @@ def _held_out_difference(served: Path, canary: Path) -> Difference:
     return paired_difference(*([fmean(results[task]) for task in before] for results in (after, before)))
 
 
-def main(arguments: Sequence[str]) -> int:
+def _successes(path: Path) -> dict[str, list[bool]]:
+    """Successes by the task, without what infrastructure has spoilt, which another evaluation plays again."""
+    reasons = ((each, each.termination_reason) for each in read_trajectories(path))
+    return successes_by_task(
+        each for each, reason in reasons if reason is None or not reason.is_infrastructure
+    )
+
+
+@explained(OSError)
+def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0, 2 for a printed reason, or 3 where a trial goes on."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = module_parser("launch.recipes.canary", __doc__)
     commands = options.add_subparsers(dest="command", required=True)
     start, judge, end = (commands.add_parser(name) for name in ("start", "judge", "end"))
     for each in (start, judge, end):
@@ -145,23 +166,19 @@ def main(arguments: Sequence[str]) -> int:
     judge.add_argument("--reader", default=READER, help="a name in server.recording.readers")
     end.add_argument("state", choices=["promote", "roll-back"])
     given = options.parse_args(arguments)
-    try:
-        if given.command == "start":
-            canary = started_canary(given.recordings, given.version, given.share, given.by)
-            sys.stdout.write(f"{canary.version} answers {canary.share:.0%} of each {canary.by}'s chats.\n")
-        elif given.command == "judge":
-            canary, feedback, success = judged_canary(
-                given.recordings, given.held_out, given.margin, given.reader
-            )
-            sys.stdout.write(_report(canary, feedback, success))
-            return OPEN if canary.state == TRIAL else DECIDED
-        else:
-            state = PROMOTED if given.state == "promote" else ROLLED_BACK
-            replace(_on_trial(given.recordings), state=state, reason="By hand.").write(given.recordings)
-            sys.stdout.write(f"The canary is {state}.\n")
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
+    if given.command == "start":
+        canary = started_canary(given.recordings, given.version, given.share, given.by)
+        sys.stdout.write(f"{canary.version} answers {canary.share:g} of all {canary.by}s.\n")
+    elif given.command == "judge":
+        canary, feedback, success = judged_canary(
+            given.recordings, given.held_out, given.margin, given.reader
+        )
+        sys.stdout.write(_report(canary, feedback, success))
+        return OPEN if canary.state == TRIAL else DECIDED
+    else:
+        state = PROMOTED if given.state == "promote" else ROLLED_BACK
+        replace(_on_trial(given.recordings), state=state, reason="By hand.").write(given.recordings)
+        sys.stdout.write(f"The canary is {state}.\n")
     return DECIDED
 
 

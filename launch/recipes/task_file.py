@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from actors.gateway.function import RolloutFunction
 from environments import CodeEnvironment, SingleTurnEnvironment
@@ -171,11 +172,13 @@ def nemo_gym_workload(
     judges.
 
     Raises:
-        ConfigError: there is a reward function too.
+        ConfigError: there is a reward function too, or ``server`` is no address.
         DatasetError: a file cannot be read, or a task is none of NeMo-Gym's.
     """
     if reward is not None:
         raise ConfigError(f"reward={reward} has no effect with agent={NEMO_GYM}{server}: the server judges.")
+    if not _is_address(server):
+        raise ConfigError(f"agent={NEMO_GYM}{server} has no address: write {NEMO_GYM}http://host:port.")
 
     def tasks(setting: str, name: object) -> Dataset:
         rows = _rows(setting, name)
@@ -192,6 +195,14 @@ def nemo_gym_workload(
         train_dataset=tasks("dataset", dataset).shuffle(seed),
         val_dataset=_held_out(held_out, tasks),
     )
+
+
+def _is_address(server: str) -> bool:
+    try:
+        parts = urlsplit(server)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, for example
+        return False
 
 
 def openenv_workload(server: str, seed: int) -> Workload:

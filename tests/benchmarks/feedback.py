@@ -29,10 +29,11 @@ from report import Report
 
 from environments import math_reward_fn
 from launch.recipes.calculator import AGENT_ARGS, split_problems
+from launch.recipes.canary import DECIDED, OPEN
 from launch.run_folder.model_paths import model_folder, versions_of
 
 NUM_QUESTIONS, NUM_ANSWERS = 25, 8
-GROUPS_PER_STEP, NUM_PASSES, LR = 5, 4, 5e-4
+GROUPS_PER_STEP, LR = 5, 5e-4
 WARM_STEPS = 350
 Judge = Callable[[dict[str, str], dict[str, Any]], float]
 """Score of an answer to a problem."""
@@ -160,10 +161,7 @@ def imitated(base: str, recordings: Path, heeded: str, directory: Path, seed: in
 
 def rewarded(base: str, recordings: Path, directory: Path, seed: int) -> str:
     """The model after updates on the recorded answers with their scores as rewards."""
-    rollouts, num_updates = (
-        directory.with_name(f"{directory.name}-rollouts"),
-        NUM_QUESTIONS // GROUPS_PER_STEP,
-    )
+    rollouts = directory.with_name(f"{directory.name}-rollouts")
     if not (directory / "checkpoints" / "latest").exists():
         shutil.rmtree(rollouts, ignore_errors=True)
         run(
@@ -177,7 +175,7 @@ def rewarded(base: str, recordings: Path, directory: Path, seed: int) -> str:
                 f"seed={seed}",
                 f"run.directory={directory}",
                 f"run.replay={rollouts}",
-                f"run.num_steps={num_updates}",
+                f"run.num_steps={NUM_QUESTIONS // GROUPS_PER_STEP}",
                 "run.checkpoint_every=1",
                 "run.checkpoints_kept=9",
                 "stages=[reinforce]",
@@ -206,7 +204,8 @@ def judged(harm: str, folder: Path) -> str:
         run(["start", str(recordings), f"policy@{last}", "--share=0.5"], command="launch.recipes.canary")
         _, rest = split_problems()
         talk(url, "policy", rest[1000:1200], has_no_call)
-        program = run(["judge", str(recordings), "--held-out", *files], command="launch.recipes.canary")
+        judge = ["judge", str(recordings), "--held-out", *files]
+        program = run(judge, command="launch.recipes.canary", ends=(DECIDED, OPEN))
         print("\n".join(program.lines), flush=True)
         after = talk(url, "policy", rest[1200:1220], has_no_call)
     return f"{'ALARM, ' if 'ALARM' in program.lines[-1] else ''}then {sorted(set(after))} answer"

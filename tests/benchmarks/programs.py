@@ -119,16 +119,19 @@ class Program:
 
 
 def run(
-    overrides: Sequence[str], environment: dict[str, str] | None = None, command: str = "launch.train"
+    overrides: Sequence[str],
+    environment: dict[str, str] | None = None,
+    command: str = "launch.train",
+    ends: Sequence[int] = (0,),
 ) -> Program:
-    """Run a program to its end; what it said is shown if it failed."""
+    """Run a program to its end; what it said is shown if its exit status is none of ``ends``."""
     program = Program(overrides, environment, command)
     try:
         while program.wait(2.0) is None:
             program.look()
     finally:
         program.end()
-    if status := program.process.returncode:
+    if (status := program.process.returncode) not in ends:
         sys.exit("\n".join([*program.lines, f"The run failed with status {status}: {' '.join(overrides)}"]))
     return program
 

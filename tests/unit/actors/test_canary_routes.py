@@ -11,9 +11,10 @@ from test_policy_http import PinnedReplica, serving
 
 from actors.settings import RecordingConfig, ServedModel
 from environments.data.canary import PROMOTED, ROLLED_BACK, TRIAL, read_canary
-from environments.data.recordings import read_recordings
+from environments.data.recordings import Recording, Recordings, read_recordings
 from environments.data.trajectory_file import TrajectoryFile
 from environments.types import Step, TerminationReason, Trajectory
+from launch.recipes import canary as canary_recipe
 from launch.recipes.canary import main
 
 SERVED, CANARY = "111", "222"
@@ -46,8 +47,8 @@ def chat(client: TestClient, question: str, liked: str | None = None, **fields: 
     return text
 
 
-def results(path: Path, successes: int) -> str:
-    """A file of ``launch.evaluate`` with that many successes at forty tasks."""
+def results(path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE) -> str:
+    """A file of ``launch.evaluate`` with that many successes at forty tasks; the others end by ``ending``."""
     tasks = [{"question": number} for number in range(40)]
     with TrajectoryFile(path, {}, tasks) as file:
         for number, task in enumerate(tasks):
@@ -56,7 +57,10 @@ def results(path: Path, successes: int) -> str:
             file.append(
                 number,
                 Trajectory(
-                    task=task, steps=steps, reward=reward, termination_reason=TerminationReason.ENV_DONE
+                    task=task,
+                    steps=steps,
+                    reward=reward,
+                    termination_reason=TerminationReason.ENV_DONE if reward else ending,
                 ),
             )
     return str(path)
@@ -101,6 +105,16 @@ def test_better_canary_is_promoted(
     assert {chat(client, f"Later {number}") for number in range(20)} == {CANARY}
 
 
+def test_clients_that_choose_their_version_do_not_count(
+    client: TestClient, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.001"])
+    for number in range(3):
+        chat(client, f"Question {number}", liked=CANARY, model="tiny@2")
+    main(["judge", str(folder)])
+    assert "feedback on 0 of the canary's" in capsys.readouterr().out
+
+
 def test_canary_with_feedback_alone_raises_an_alarm(
     client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +145,45 @@ def test_mistakes_are_named(
     command, *others = arguments
     assert main([command, str(tmp_path), *others]) == 2
     assert word in capsys.readouterr().err
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    assert main(["judge", str(tmp_path), "--held-out", "absent.jsonl", "absent.jsonl"]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+
+
+def test_spoilt_results_are_no_failures_of_the_canary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    files = (
+        results(tmp_path / "served.jsonl", 40),
+        results(tmp_path / "canary.jsonl", 10, TerminationReason.ENV_ERROR),
+    )
+    assert main(["judge", str(tmp_path), "--held-out", *files]) == 2
+    assert "10 tasks in common, of 40 and 10" in capsys.readouterr().err
+
+
+def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["start", str(tmp_path), "tiny@2"])
+
+    def read_while_it_ends(folder: Path, reader: str) -> list[Recording]:
+        assert main(["end", str(folder), "roll-back"]) == 0
+        return []
+
+    monkeypatch.setattr(canary_recipe, "read_recordings", read_while_it_ends)
+    assert main(["judge", str(tmp_path)]) == 2
+    ended = read_canary(tmp_path)
+    assert ended is not None and (ended.state, ended.reason) == (ROLLED_BACK, "By hand.")
+
+
+def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", str(tmp_path), "tiny@2"]) == main(["end", str(tmp_path), "promote"]) == 0
+    assert main(["start", str(tmp_path), "tiny@3"]) == 2
+    assert "tiny@2 was promoted" in capsys.readouterr().err
 
 
 def test_results_of_other_tasks_are_rejected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import pytest
 from test_rollout_function import play
 
 from environments.adapters.nemo_gym import NemoGymRollout
-from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
 from launch.recipes.task_file import task_file_workload
 
 TOOLS = [
@@ -44,6 +45,8 @@ class CounterServer(BaseHTTPRequestHandler):
             case "/increment":
                 self.counters[session] += body["by"]
                 self.answer(200, {"success": True})
+            case "/verify" if "verdict" in body:
+                self.answer(200, body["verdict"])
             case "/verify" if "expected" in body:
                 self.verified.append(body)
                 reward = float(self.counters[session] == body["expected"])
@@ -51,7 +54,7 @@ class CounterServer(BaseHTTPRequestHandler):
             case _:
                 self.answer(500, {"detail": "It is broken."})
 
-    def answer(self, status: int, body: dict[str, Any], cookie: str | None = None) -> None:
+    def answer(self, status: int, body: Any, cookie: str | None = None) -> None:
         self.send_response(status)
         if cookie is not None:
             self.send_header("set-cookie", cookie)
@@ -84,6 +87,7 @@ def call(name: str, **arguments: Any) -> str:
         (["I do nothing."], 0.0, []),
         ([call("broken"), call("increment", by=2), ""], 1.0, ['{"detail": "It is broken."}', "success"]),
         ([call("seed_session", initial=5), "Done."], 0.0, ["There is no tool"]),
+        ([call("broken", of="\ud83d"), "Done."], 0.0, ['{"detail": "It is broken."}']),
     ],
 )
 def test_episode_is_that_of_the_simple_agent(
@@ -106,8 +110,36 @@ def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
     assert len(trajectory.steps) == 2 and trajectory.reward == 1.0
 
 
+def test_call_that_the_policy_refuses_is_no_limit(server: str) -> None:
+    created = []
+
+    def refusing(client: Any) -> Any:
+        create = client.openai.responses.create
+
+        def second_is_refused(**fields: Any) -> Any:
+            created.append(fields)
+            return create(**(fields | {"temperature": -1.0} if len(created) > 1 else fields))
+
+        client.openai.responses.create = second_is_refused
+        return client
+
+    def solve(task: dict[str, Any], client: Any) -> Any:
+        return NemoGymRollout(server)(task, refusing(client))
+
+    with pytest.raises(AgentError, match="temperature"):
+        play(solve, lambda messages: call("increment", by=1), task=TASK)
+    assert not CounterServer.verified
+
+
 @pytest.mark.parametrize(
-    ("task", "word"), [({"initial": 1}, "/verify by status 500"), ({}, "/seed_session by status 500")]
+    ("task", "word"),
+    [
+        ({"initial": 1}, "/verify by status 500"),
+        ({}, "/seed_session by status 500"),
+        ({"initial": 1, "verdict": []}, r"/verify by \[\]"),
+        ({"initial": 1, "verdict": {"score": 1}}, "/verify by {'score': 1}"),
+        ({"initial": 1, "verdict": {"reward": math.nan}}, "/verify by {'reward': nan}"),
+    ],
 )
 def test_server_that_cannot_judge_is_a_failure(server: str, task: dict[str, Any], word: str) -> None:
     params = {"responses_create_params": TASK["responses_create_params"]}
@@ -128,6 +160,9 @@ def test_workload_is_made_of_its_files(tmp_path: Path) -> None:
     assert workload.held_out[""][0] == TASK
     with pytest.raises(ConfigError, match="the server judges"):
         task_file_workload(str(tasks), None, "nemo_gym:http://a:1", "math", seed=0)
+    for server in ("a:1", "http://a:b", "http://"):
+        with pytest.raises(ConfigError, match="write nemo_gym:http://host:port"):
+            task_file_workload(str(tasks), None, f"nemo_gym:{server}", None, seed=0)
     tasks.write_text('{"question": "1+1"}\n')
     with pytest.raises(DatasetError, match="row 0 has no responses_create_params"):
         task_file_workload(str(tasks), None, "nemo_gym:http://a:1", None, seed=0)

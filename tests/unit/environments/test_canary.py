@@ -68,6 +68,15 @@ def test_share_holds_and_conversations_stay_with_their_version() -> None:
     assert units[0] != CANARY.unit("bob", chat("Question 0"))
 
 
+def test_greeting_is_no_conversation() -> None:
+    greeting = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "assistant", "content": "How can I help?"},
+    ]
+    units = {CANARY.unit("alice", [*greeting, *chat(f"Question {number}")]) for number in range(9)}
+    assert len(units) == 9
+
+
 def test_key_keeps_its_version_in_all_conversations() -> None:
     by_key = replace(CANARY, by=KEY, share=0.5)
     answers = {
@@ -97,13 +106,51 @@ def test_replica_follows_the_file(tmp_path: Path) -> None:
         read_canary(tmp_path)
 
 
+def test_replica_answers_where_the_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    file = CanaryFile(tmp_path)
+    CANARY.write(tmp_path)
+    assert file.current() == CANARY
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fail)
+        assert file.current() == CANARY
+    (tmp_path / "canary.json").unlink()
+    assert file.current() is None
+    (tmp_path / "canary.json").mkdir()  # cannot be read
+    assert file.current() is None, "what was deleted does not come back"
+
+
+def test_canary_that_is_not_served_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    CANARY.write(tmp_path)
+    assert CanaryFile(tmp_path).current(["policy@31"]) == CANARY and not caplog.text
+    file = CanaryFile(tmp_path)
+    assert file.current(["policy@30"]) == file.current(["policy@30"]) == CANARY
+    assert caplog.text.count("The canary policy@31 answers nothing: served are policy@30.") == 1
+
+
 def test_differences_are_those_of_the_textbook() -> None:
     ours = difference([1, 1, 0, 0], [0, 0, 0, 1])
     assert ours.mean == 0.25
-    assert ours.half_width == pytest.approx(2.576 * math.sqrt((1 / 3) / 4 + (1 / 4) / 4))
+    assert ours.half_width == pytest.approx(2.576 * math.sqrt((2 / 3) / 6 + (17 / 30) / 6))
     assert difference([1.0], [0, 1]).half_width == math.inf
     paired = paired_difference([1, 1, 0, 1], [0, 1, 0, 0])
-    assert (paired.mean, paired.half_width) == (0.5, pytest.approx(2.576 * math.sqrt((1 / 3) / 4)))
+    assert (paired.mean, paired.half_width) == (0.5, pytest.approx(2.576 * math.sqrt((2 / 3) / 6)))
+
+
+def test_few_results_that_are_alike_decide_nothing() -> None:
+    liked, solved = difference([1.0] * 20, [1.0] * 20), paired_difference([1.0] * 200, [1.0] * 200)
+    assert decide(liked, solved, 0.1)[0] == TRIAL, (
+        "a canary that one in ten dislikes has this one time in eight"
+    )
+    assert decide(liked, paired_difference([0.0] * 2, [1.0] * 2), 0.1)[0] == TRIAL
+    assert (
+        decide(difference([1.0] * 200, [1.0] * 200), paired_difference([1.0] * 5, [1.0] * 5), 0.1)[0] == TRIAL
+    )
+    assert decide(difference([1.0] * 200, [1.0] * 200), solved, 0.1)[0] == PROMOTED
 
 
 def test_rule_seldom_ends_a_trial_of_equals() -> None:
