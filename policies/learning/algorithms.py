@@ -132,7 +132,7 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
     if algorithm.estimator.compares and group_size < 2:
         raise ConfigError(
             f"rollout.group_size={group_size} with algorithm.name={algorithm.name!r}: its estimator "
-            f"{algorithm.advantage} compares the rollouts of a task. Set rollout.group_size=8, for example."
+            f"{algorithm.advantage} compares at least 2 of a task. Set rollout.group_size=8, for example."
         )
     coefficient = algorithm.options.get("reward_coef")
     if algorithm.advantage == "reverse_kl" and coefficient and group_size < 2:
