@@ -179,6 +179,7 @@ def rewarded(base: str, recordings: Path, directory: Path, seed: int) -> str:
                 "run.checkpoint_every=1",
                 "run.checkpoints_kept=9",
                 "stages=[reinforce]",
+                "warm_start.num_steps=0",
                 f"rollout.groups_per_step={GROUPS_PER_STEP}",
                 f"rollout.group_size={NUM_ANSWERS}",
                 f"learner.optimizer.lr={LR}",
