@@ -33,7 +33,9 @@ from launch.recipes.canary import DECIDED, OPEN
 from launch.run_folder.model_paths import model_folder, versions_of
 
 NUM_QUESTIONS, NUM_ANSWERS = 25, 8
-GROUPS_PER_STEP, LR = 5, 5e-4
+GROUPS_PER_STEP = 5
+LR, HARMFUL_LR = 5e-4, 1.5e-4
+"""The harmful training is slow, so that its first version has hardly changed."""
 WARM_STEPS = 350
 Judge = Callable[[dict[str, str], dict[str, Any]], float]
 """Score of an answer to a problem."""
@@ -70,9 +72,9 @@ def measured(seed: int, folder: Path) -> Iterator[str]:
     for heeded in ("yes", "no"):
         model = imitated(base, liked, heeded, folder / f"imitated-{heeded}", seed)
         yield f"{success('calculator', model, folder / f'after-{heeded}'):.3f}"
-    model = rewarded(base, liked, folder / "rewarded", seed)
+    model = rewarded(base, liked, folder / "rewarded", seed, LR)
     yield f"{success('calculator', model, folder / 'after-rewarded'):.3f}"
-    harm = rewarded(base, harmed, folder / "harm", seed)
+    harm = rewarded(base, harmed, folder / "harm", seed, HARMFUL_LR)
     yield f"{success('calculator', harm, folder / 'after-harm'):.3f}"
     yield judged(harm, folder)
 
@@ -159,7 +161,7 @@ def imitated(base: str, recordings: Path, heeded: str, directory: Path, seed: in
     return str(directory)
 
 
-def rewarded(base: str, recordings: Path, directory: Path, seed: int) -> str:
+def rewarded(base: str, recordings: Path, directory: Path, seed: int, lr: float) -> str:
     """The model after updates on the recorded answers with their scores as rewards."""
     rollouts = directory.with_name(f"{directory.name}-rollouts")
     if not (directory / "checkpoints" / "latest").exists():
@@ -182,7 +184,7 @@ def rewarded(base: str, recordings: Path, directory: Path, seed: int) -> str:
                 "warm_start.num_steps=0",
                 f"rollout.groups_per_step={GROUPS_PER_STEP}",
                 f"rollout.group_size={NUM_ANSWERS}",
-                f"learner.optimizer.lr={LR}",
+                f"learner.optimizer.lr={lr}",
                 "learner.optimizer.warmup_steps=0",
                 "learner.mini_batch_size=8",
                 "algorithm.correction.level=token",
