@@ -31,6 +31,7 @@ from environments import math_reward_fn
 from launch.recipes.calculator import AGENT_ARGS, split_problems
 from launch.recipes.canary import DECIDED, OPEN
 from launch.run_folder.model_paths import model_folder, versions_of
+from policies import ToolAgent
 
 NUM_QUESTIONS, NUM_ANSWERS = 25, 8
 GROUPS_PER_STEP = 5
@@ -130,9 +131,11 @@ def talk(url: str, model: str, questions: list[dict[str, str]], judge: Judge) ->
     """Ask all questions, eight at a time, and give feedback on each answer; return who has answered."""
 
     def ask(problem: dict[str, str]) -> str:
-        system = {"role": "system", "content": AGENT_ARGS["system_prompt"]}
-        user = {"role": "user", "content": problem["question"]}
-        messages = [user] if model.startswith("agent/") else [system, user]
+        messages: list[Any] = [{"role": "user", "content": problem["question"]}]
+        if not model.startswith("agent/"):  # what the agent shows to the policy
+            agent = ToolAgent(**AGENT_ARGS)
+            agent.update_from_env(problem, 0.0, False, {})
+            messages = agent.chat_completions
         body = {"model": model, "messages": messages, "max_tokens": 96}
         with httpx.Client(timeout=120) as client:
             answer = client.post(f"{url}/chat/completions", json=body).raise_for_status().json()
