@@ -48,7 +48,7 @@ class DescribedBy:
 @policy_routes.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if not body.model.startswith(PREFIX):
-        return await respond(_chat(body, request), body.stream)
+        return await respond(_chat(_routed(body, request), request), body.stream)
     answers = replica().agents.chat
     return await respond(
         answers.chat(body, _charge(body.model, request), request_context(request)), body.stream
@@ -74,7 +74,7 @@ async def responses(
         kept = await replica().responses.kept(owner, earlier)
         if kept is not None:
             dialect.follow(kept[1])
-    chat = dialect.chat_request()
+    chat = _routed(dialect.chat_request(), request)
     parts = _answer(dialect, _sample(chat, request), chat.stream)
     if dialect.is_stored:
         parts = _store(dialect, parts, owner)
@@ -87,7 +87,7 @@ async def messages(body: Annotated[Json, DescribedBy(MessagesRequest)], request:
     dialect = Messages(body)
     if "anthropic-beta" in request.headers:
         dialect.dropped += ("anthropic-beta",)
-    chat = dialect.chat_request()
+    chat = _routed(dialect.chat_request(), request)
     return await respond(_answer(dialect, _sample(chat, request), chat.stream), chat.stream, dialect)
 
 
@@ -122,7 +122,6 @@ def _chat(body: ChatRequest, request: Request) -> Parts:
     present, context = replica(), request_context(request)
     if present.recordings is None:
         return _sample(body, request)
-    body = _routed(body, context.owner)
     is_one = body.num_choices == 1 and not body.continue_final_message
     if not (context.may_be_recorded and context.idempotency is None and is_one):
         return unrecorded(_sample(body, request))
@@ -132,13 +131,13 @@ def _chat(body: ChatRequest, request: Request) -> Parts:
     return recorded_chat(present.recordings, present.openai, body, charge, context.owner)
 
 
-def _routed(body: ChatRequest, owner: str) -> ChatRequest:
+def _routed(body: ChatRequest, request: Request) -> ChatRequest:
     """The chat, for the version on trial if that answers it: see ``environments.data.canary``."""
     present = replica()
     canary = None if present.recordings is None else present.recordings.canary.current(present.pinned)
     if canary is None or body.model != canary.served or body.policy_version is not None:
         return body
-    unit = canary.unit(owner, [each.for_template() for each in body.messages])
+    unit = canary.unit(request_context(request).owner, [each.for_template() for each in body.messages])
     if canary.version not in present.pinned or not canary.answers(unit):
         return body
     return body.model_copy(update={"model": canary.version})
@@ -151,8 +150,6 @@ def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
             "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
             "leave it out. A seed makes an answer repeatable.",
         )
-    if isinstance(body, ChatRequest):
-        body = _routed(body, request_context(request).owner)
     charge, pinned, openai = _charge(body.model, request), replica().pinned, replica().openai
     if body.model in pinned:
         return pinned[body.model].answer(body, charge)
