@@ -55,6 +55,7 @@ def overrides_of(pairs: int, per_actor: int, updates: int, directory: Path) -> l
         f"fleet.pairs_per_actor={per_actor}",
         "fleet.nodes={CPU: 0}",
         "fleet.retries=20",
+        "learner.mismatch_alarm=10",  # the script has no model's log-probabilities
     ]
 
 
@@ -89,12 +90,14 @@ class Pairs:
                 seconds += times.user + times.system
         return memory, seconds
 
-    def strike(self, rng: random.Random) -> None:
-        """Kill one of the pairs, or a rollout actor with all of its own."""
+    def kill_one(self, rng: random.Random) -> int:
+        """Kill one of the pairs, or a rollout actor with all of its own; return how many were killed."""
         self.find()
-        some = rng.choice([each for each in (self.own, self.actors) if each])
-        with suppress(psutil.NoSuchProcess):
-            rng.choice(some).kill()
+        if kinds := [each for each in (self.own, self.actors) if each]:
+            with suppress(psutil.NoSuchProcess):
+                rng.choice(rng.choice(kinds)).kill()
+                return 1
+        return 0  # the run has ended its rollouts
 
 
 def measure(pairs: int, per_actor: int, updates: int, kills: int, directory: Path) -> tuple[list[str], bool]:
@@ -113,8 +116,7 @@ def measure(pairs: int, per_actor: int, updates: int, kills: int, directory: Pat
         memory, seconds = processes.costs()
         num_kills = 0
         while num_kills < kills and program.wait(KILL_SECONDS) is None:
-            processes.strike(rng)
-            num_kills += 1
+            num_kills += processes.kill_one(rng)
         program.wait(LIMIT_SECONDS - (time.monotonic() - start))
         if program.process.returncode != 0:
             sys.exit("\n".join([*program.lines, f"The run ended with {program.process.returncode}."]))
