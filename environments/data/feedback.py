@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from environments.data.recordings import RecordedAnswer, Recording
+from environments.data.recordings import RecordedAnswer, Recording, earlier_answers
 from environments.types import Message, Trajectory, TrajectoryGroup
 
 
@@ -68,10 +68,10 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
     text are left out, and those to prompts that a client's tools are in: as texts they are not what was said.
     """
     scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
-    before = {each.answer.answer_id: each.answer.after for each in recordings}
+    recorded = {each.answer.answer_id: each.answer for each in recordings}
     liked: dict[str, list[Message]] = {}
     for each in _judged(recordings):
-        earlier = _earlier(each.answer.answer_id, before)
+        earlier = list(earlier_answers(each.answer, recorded))
         if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
             for one in earlier:
                 liked.pop(one, None)
@@ -127,13 +127,3 @@ def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
         by_reward_function=False,
         rollout_id=rollout_id,
     )
-
-
-def _earlier(answer_id: str, before: Mapping[str, str | None]) -> list[str]:
-    """The answers before this one in its conversation."""
-    found: list[str] = []
-    each = before[answer_id]
-    while each is not None:
-        found.append(each)
-        each = before.get(each)
-    return found
