@@ -248,7 +248,7 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
 
 
 def earlier_answers(answer: RecordedAnswer, recorded: Mapping[str, RecordedAnswer]) -> Iterator[str]:
-    """Ids of the answers before one in its conversation, the last one first, up to one that is not recorded."""
+    """Ids of the answers before one in its conversation, the last one first, up to one not recorded."""
     before = answer.after
     while before is not None:
         yield before
