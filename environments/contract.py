@@ -67,9 +67,7 @@ def metrics_faults(metrics: Any) -> list[str]:
     faults = []
     for name, value in metrics.items():
         if not (isinstance(name, str) and re.fullmatch(r"\w+", name)):
-            faults.append(
-                f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
-            )
+            faults.append(f"{method} names a metric {name!r}: use letters, digits and underscores.")
         if not isinstance(value, Real) or not math.isfinite(value):
             faults.append(
                 f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out "

@@ -127,7 +127,5 @@ def _fingerprint(task: Any) -> str:
     try:
         canonical = json.dumps(task, sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise DatasetError(
-            f"The task {task!r} is no JSON ({error}), so equal tasks cannot be found."
-        ) from error
+        raise DatasetError(f"The task {task!r} is no JSON ({error}), so equal ones are not found.") from error
     return hashlib.md5(canonical.encode(), usedforsecurity=False).hexdigest()

@@ -233,8 +233,7 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     if reader not in readers:
         raise ConfigError(
             f"{reader!r} may not read the recordings in {folder}, which are for "
-            f"{', '.join(readers) or 'nobody'}: "
-            "server.recording.readers of the server names those who may."
+            f"{', '.join(readers) or 'nobody'}: server.recording.readers of the server names those who may."
         )
     kept = Recordings(folder, keep_days)
     found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
