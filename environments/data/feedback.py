@@ -48,16 +48,12 @@ def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
     Answers to the same prompt, token for token, are compared with each other. Each has the tokens,
     log-probabilities and versions with which it was sampled.
     """
-    return [
-        TrajectoryGroup(
-            group_id=f"{number:08d}",
-            task=members[0].trajectory.task,
-            trajectories=tuple(
-                _rewarded(each, f"{number:08d}/{index:04d}") for index, each in enumerate(members)
-            ),
-        )
-        for number, members in enumerate(_by_prompt(recordings))
-    ]
+    groups = []
+    for number, members in enumerate(_by_prompt(recordings)):
+        group_id, task = f"{number:08d}", members[0].trajectory.task
+        rollouts = tuple(_rewarded(each, f"{group_id}/{index:04d}") for index, each in enumerate(members))
+        groups.append(TrajectoryGroup(group_id=group_id, task=task, trajectories=rollouts))
+    return groups
 
 
 def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
@@ -114,14 +110,10 @@ def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
 def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
     """The trajectory with the score as its reward, which its last step gets."""
     trajectory, score = judged.trajectory, judged.score
-    last = len(trajectory.steps) - 1
-    steps = [
-        replace(step, reward=score if index == last else 0.0, mc_return=score)
-        for index, step in enumerate(trajectory.steps)
-    ]
+    *earlier, last = (replace(step, reward=0.0, mc_return=score) for step in trajectory.steps)
     return replace(
         trajectory,
-        steps=steps,
+        steps=[*earlier, replace(last, reward=score)],
         reward=score,
         is_correct=score > 0,
         by_reward_function=False,
