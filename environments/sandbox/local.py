@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from environments.bounds import check_choice
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import child, process_tree
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
@@ -67,7 +66,10 @@ class LocalSandbox:
     folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("LocalSandbox.isolation", self.isolation, ISOLATIONS)
+        if self.isolation not in ISOLATIONS:
+            raise ConfigError(
+                f"LocalSandbox.isolation={self.isolation!r} is unknown: use one of {', '.join(ISOLATIONS)}."
+            )
         if self.isolation == "best-effort":
             announce_best_effort()
         system = [*child.seen_paths(), "/dev", "/proc", tempfile.gettempdir()]
