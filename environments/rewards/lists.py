@@ -69,8 +69,8 @@ def equal_lists(truth: Listed, answer: Listed, equal: Callable[[str, str], bool]
     if len(names) > 1 or not _brackets_agree(truth, answer):
         return False
     if truth.is_set and answer.is_set:
-        is_right = all(any(equal(item, given) for item in truth.items) for given in answer.items)
-        return is_right and all(any(equal(item, given) for given in answer.items) for item in truth.items)
+        has_all = all(any(equal(item, given) for given in answer.items) for item in truth.items)
+        return has_all and all(any(equal(item, given) for item in truth.items) for given in answer.items)
     if len(truth.items) != len(answer.items):
         return False
     if _has_order(truth, answer):

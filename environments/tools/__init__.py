@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pkgutil import resolve_name
 
 from environments.errors import ConfigError
@@ -64,7 +65,7 @@ def make_tools(
     if tool_map is not None:
         return {name: _named(name, source) for name, source in tool_map.items()}
     named: dict[str, Tool] = {}
-    for tool in (tool for source in tools or () for tool in _tools_of(source)):
+    for tool in chain.from_iterable(map(_tools_of, tools or ())):
         if tool.name in named:
             raise ConfigError(
                 f"Two tools are called {tool.name!r}: leave one out, or rename it by tool_map or by the "
