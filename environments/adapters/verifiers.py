@@ -171,9 +171,8 @@ def _ending(episode: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
     for trace in played:
         if not trace.ok:
             error = trace.last_error
-            raise EnvironmentFailure(
-                f"verifiers failed: {error.type}: {error.message}" if error else "verifiers failed."
-            )
+            reason = f": {error.type}: {error.message}" if error else "."
+            raise EnvironmentFailure(f"verifiers failed{reason}")
     scores = [
         {
             "agent": trace.agent.name,

@@ -147,8 +147,7 @@ def _text_key(key: Any, where: str) -> str:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        text = file.read()
+    text = path.read_text(encoding="utf-8-sig")
     rows = _parsed(text, str(path), "If each line is an object of its own, name it .jsonl.")
     if not isinstance(rows, list):
         raise DatasetError(f"{path} holds a {type(rows).__name__}: it has to be a list of objects.")
