@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -82,10 +82,10 @@ class CommandSandbox:
         """
         begin = time.monotonic()
         name = f"troupe-{uuid.uuid4().hex}"
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
+        with tempfile.TemporaryFile() as given:
             given.write(_given(name, source, stdin, limits))
             given.seek(0)
-            with _Container(self, name, given, stderr, limits) as container:
+            with _Container(self, name, given, limits) as container:
                 container.wait_for_start()
                 end, output = container.reply()
         return make_result(output, end, limits, isolated=None, seconds=time.monotonic() - begin)
@@ -94,9 +94,7 @@ class CommandSandbox:
 class _Container:
     """A running command, and the container that it started. Leaving the block ends both."""
 
-    def __init__(
-        self, sandbox: CommandSandbox, name: str, given: IO[bytes], stderr: IO[bytes], limits: SandboxLimits
-    ) -> None:
+    def __init__(self, sandbox: CommandSandbox, name: str, given: IO[bytes], limits: SandboxLimits) -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._prefix = f"{name} ".encode()
@@ -104,13 +102,13 @@ class _Container:
         self._command = _filled("command", sandbox.command, name, limits)
         self._replied = False
         self._received = bytearray()
-        self._stderr = stderr
+        self._stderr = b""
         try:
             self._process = subprocess.Popen(
                 [*self._command, "-I", "-c", _interpreter_source()],
                 stdin=given,
                 stdout=subprocess.PIPE,
-                stderr=stderr,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
@@ -118,10 +116,10 @@ class _Container:
                 f"The sandbox's command {self._shown()} cannot be started on {socket.gethostname()}: "
                 f"{error}. Install it on every node that runs programs, or correct CommandSandbox.command."
             ) from error
-        assert self._process.stdout is not None
-        self._stdout = self._process.stdout.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._stdout, select.POLLIN)
+        self._selector = selectors.DefaultSelector()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ)
 
     def __enter__(self) -> _Container:
         return self
@@ -138,8 +136,9 @@ class _Container:
                 raise
             error.add_note(str(failure))
         finally:
-            with self._process, suppress(ProcessLookupError):  # it closes the pipe, and waits
+            with self._process, suppress(ProcessLookupError):  # it closes the pipes, and waits
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._selector.close()
 
     def wait_for_start(self) -> None:
         """Return when the program begins.
@@ -213,12 +212,26 @@ class _Container:
 
     def _receive(self, deadline: float) -> None:
         """Wait for output of the command: TimeoutError at the deadline, EOFError at the end of stdout."""
-        if not self._poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+        ready = self._selector.select(max(deadline - time.monotonic(), 0))
+        if not ready:
             raise TimeoutError
-        data = os.read(self._stdout, 1 << 16)
-        if not data:
-            raise EOFError
-        self._received += data
+        for key, _ in ready:
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            if key.fileobj is self._process.stderr:
+                self._stderr = (self._stderr + data)[-_MAX_STDERR_BYTES:]
+            elif data:
+                self._received += data
+            else:
+                self._drain_stderr()
+                raise EOFError
+
+    def _drain_stderr(self) -> None:
+        """Read the rest of stderr, where the command says why it ended."""
+        with suppress(EOFError, TimeoutError):
+            while self._selector.get_map():
+                self._receive(time.monotonic() + 1)
 
     def _end_container(self) -> None:
         """Run the stop command, if there is one."""
@@ -242,7 +255,7 @@ class _Container:
         return f"'{' '.join(self._command)}'"
 
     def _words(self) -> str:
-        output = child.kept(self._stderr.fileno(), _MAX_STDERR_BYTES).decode("utf-8", "replace").strip()
+        output = self._stderr.decode("utf-8", "replace").strip()
         return f"It said: {output!r}." if output else "It said nothing."
 
 
