@@ -32,19 +32,13 @@ class ActorNeeds:
     """Ray's ``runtime_env`` of the process, such as ``{"pip": ["chess"]}``."""
 
     def __post_init__(self) -> None:
-        memory, resources = self.memory_bytes, self.resources
+        cpus, memory, resources = self.num_cpus, self.memory_bytes, self.resources
+        is_size = memory is None or (isinstance(memory, Integral) and memory > 0)
+        are_amounts = isinstance(resources, Mapping) and all(map(_is_amount, resources.values()))
         checks = (
-            ("num_cpus", self.num_cpus is None or _is_amount(self.num_cpus), "a number from 0, such as 0.5"),
-            (
-                "memory_bytes",
-                memory is None or (isinstance(memory, Integral) and memory > 0),
-                "an integer above 0, such as 8 << 30 for 8 GiB",
-            ),
-            (
-                "resources",
-                isinstance(resources, Mapping) and all(map(_is_amount, resources.values())),
-                'numbers by name, such as {"emulator": 1}',
-            ),
+            ("num_cpus", cpus is None or _is_amount(cpus), "a number from 0, such as 0.5"),
+            ("memory_bytes", is_size, "an integer above 0, such as 8 << 30 for 8 GiB"),
+            ("resources", are_amounts, 'numbers by name, such as {"emulator": 1}'),
             ("runtime_env", isinstance(self.runtime_env, Mapping), 'a dict, such as {"pip": ["chess"]}'),
         )
         for name, is_right, right in checks:
@@ -181,10 +175,8 @@ class TaskEnvironment(BaseEnv):
         rest = {key: value for key, value in info.items() if key not in names}
         task = rest.get("task")
         make: Callable[..., Self] = cls
-        return make(
-            task=task if isinstance(task, dict) else rest,
-            **{key: value for key, value in info.items() if key in names},
-        )
+        own = {key: value for key, value in info.items() if key in names}
+        return make(task=task if isinstance(task, dict) else rest, **own)
 
 
 class WorldEnvironment(BaseEnv):
@@ -263,9 +255,7 @@ class MultiTurnEnvironment(TaskEnvironment):
 
     def _known_task(self) -> Task:
         if not isinstance(self.task, dict):
-            raise ConfigError(
-                f"{type(self).__name__} has task={self.task!r}: pass a dict, {{'question': ...}}."
-            )
+            raise ConfigError(f"{type(self).__name__} has task={self.task!r}: pass {{'question': ...}}.")
         return self.task
 
 
@@ -298,7 +288,6 @@ def required_reward_fn(reward_fn: RewardFunction | None, env: BaseEnv) -> Reward
     """Return ``reward_fn``, or raise a ConfigError: without one, every reward would be a silent 0."""
     if reward_fn is None:
         raise ConfigError(
-            f"{type(env).__name__} has no reward_fn: pass one, for example "
-            "env_args={'reward_fn': math_reward_fn}."
+            f"{type(env).__name__} has no reward_fn: pass env_args={{'reward_fn': math_reward_fn}}."
         )
     return reward_fn

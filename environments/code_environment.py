@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 from environments.base import MultiTurnEnvironment, Task
-from environments.errors import ConfigError, DatasetError
-from environments.rewards.base import RewardFunction, RewardOutput, judge
+from environments.errors import ConfigError
+from environments.rewards.base import RewardFunction, RewardOutput, judge, lacking
 from environments.rewards.code.reward import code_reward_fn
 from environments.sandbox.base import SandboxSource, make_sandbox
 
@@ -47,8 +47,7 @@ class CodeEnvironment(MultiTurnEnvironment):
     def reset(self, task: Task | None = None) -> tuple[Task, dict[str, Any]]:
         known, info = super().reset(task)
         if "question" not in known:
-            keys = ", ".join(sorted(known)) or "none"
-            raise DatasetError(f"The task has no 'question' (its keys: {keys}): add the problem's text.")
+            raise lacking(known, "'question'", "add the problem's text.")
         return {"question": known["question"]}, info
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:

@@ -20,8 +20,7 @@ from environments.rewards.base import is_bool
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
     """The faults of the return value of ``reset`` or ``follow_up``, which has to be (observation, info)."""
     if not isinstance(result, tuple) or len(result) != 2:
-        fault = f"{method} returned {kind_of(result)}: write return observation, info (info may be {{}})."
-        return async_faults(method, result) or [fault]
+        return other_faults(method, result, "write return observation, info (info may be {})")
     return _info_faults(method, result[1])
 
 
@@ -36,8 +35,7 @@ def step_faults(result: Any) -> list[str]:
             "return observation, reward, terminated or truncated, info."
         ]
     if not isinstance(result, tuple) or len(result) != 4:
-        fault = f"step() returned {kind_of(result)}: write return observation, reward, done, info."
-        return async_faults("step()", result) or [fault]
+        return other_faults("step()", result, "write return observation, reward, done, info")
     _, reward, done, info = result
     faults = _info_faults("step()", info)
     faults += _reward_faults("step()", reward)
@@ -58,28 +56,29 @@ def is_correct_faults(is_correct: Any) -> list[str]:
     """The faults of the return value of ``is_correct``, which has to be true, false (numpy's too) or None."""
     if is_correct is None or is_bool(is_correct):
         return []
-    fault = f"is_correct() returned {kind_of(is_correct)}: it has to be True, False or None."
-    return async_faults("is_correct()", is_correct) or [fault]
+    return other_faults("is_correct()", is_correct, "it has to be True, False or None")
 
 
 def metrics_faults(metrics: Any) -> list[str]:
     """The faults of the return value of ``compute_metrics``, which has to hold finite numbers by name."""
     method = "compute_metrics()"
     if not isinstance(metrics, Mapping):
-        fault = f"{method} returned {kind_of(metrics)}: it has to be a dict of numbers by name."
-        return async_faults(method, metrics) or [fault]
+        return other_faults(method, metrics, "it has to be a dict of numbers by name")
     faults = []
     for name, value in metrics.items():
         if not (isinstance(name, str) and re.fullmatch(r"\w+", name)):
-            faults.append(
-                f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
-            )
+            faults.append(f"{method} names a metric {name!r}: use letters, digits and underscores.")
         if not isinstance(value, Real) or not math.isfinite(value):
             faults.append(
                 f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out "
                 "where it does not apply."
             )
     return faults
+
+
+def other_faults(method: str, result: Any, right: str) -> list[str]:
+    """The fault of a return value of another kind than the ``right`` one."""
+    return async_faults(method, result) or [f"{method} returned {kind_of(result)}: {right}."]
 
 
 def async_faults(method: str, result: Any) -> list[str]:

@@ -19,16 +19,20 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path, is_new: bool = False) -> Iterator[Path]:
     """A path beside ``path``: the file that the block writes there takes its place, whole and on the disk.
 
-    After an error nothing has changed. The name begins with a dot, so that listings leave it out.
+    After an error nothing has changed. The name begins with a dot, so that listings leave it out. A file that
+    has to be new replaces none: ``FileExistsError``.
     """
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield unfinished
         sync(unfinished)
-        os.replace(unfinished, path)
+        if is_new:
+            os.link(unfinished, path)  # unlike a renaming, it fails where there is one
+        else:
+            os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     sync(path.parent)

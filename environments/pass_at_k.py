@@ -70,13 +70,8 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         DatasetError: a task is no JSON.
     """
     results = list(results)
-    num_failed = num_too_long = 0
-    judged_by: Counter[JudgedBy] = Counter()
-    for trajectory in results:
-        num_failed += trajectory.failed
-        judged_by[trajectory.judged_by] += 1
-        too_long = trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
-        num_too_long += too_long and not trajectory.steps  # later it is the usual end of a long episode
+    # With steps, it is the usual end of a long episode.
+    without_steps = (each.termination_reason for each in results if not each.steps)
     problems = list(successes_by_task(results).values())
     if not problems:
         raise ConfigError("pass@k of no trajectories: run some tasks first.")
@@ -89,9 +84,9 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         num_samples=sum(len(problem) for problem in problems),
         estimates={k: _mean_estimate(problems, k) for k in wanted if k <= smallest},
         omitted=tuple(k for k in wanted if k > smallest),
-        num_failed=num_failed,
-        num_too_long=num_too_long,
-        judged_by=judged_by,
+        num_failed=sum(each.failed for each in results),
+        num_too_long=sum(reason is TerminationReason.PROMPT_TOO_LONG for reason in without_steps),
+        judged_by=Counter(each.judged_by for each in results),
     )
     sys.stdout.write(f"{table}\n")
     return table
@@ -132,7 +127,5 @@ def _fingerprint(task: Any) -> str:
     try:
         canonical = json.dumps(task, sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise DatasetError(
-            f"The task {task!r} is no JSON ({error}), so equal tasks cannot be found."
-        ) from error
+        raise DatasetError(f"The task {task!r} is no JSON ({error}), so equal ones are not found.") from error
     return hashlib.md5(canonical.encode(), usedforsecurity=False).hexdigest()

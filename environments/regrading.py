@@ -23,10 +23,8 @@ def regraded(trajectory: Trajectory, reward_fn: RewardFunction) -> Trajectory:
     if trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT:
         return trajectory
     verdicts = [_verdict(reward_fn, trajectory.task, step) for step in trajectory.steps]
-    steps = [
-        step if verdict is None else replace(step, reward=verdict.reward)
-        for step, verdict in zip(trajectory.steps, verdicts, strict=True)
-    ]
+    pairs = zip(trajectory.steps, verdicts, strict=True)
+    steps = [step if verdict is None else replace(step, reward=verdict.reward) for step, verdict in pairs]
     last = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
     if last is None:
         return trajectory

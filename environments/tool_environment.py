@@ -57,9 +57,7 @@ class ToolEnvironment(TaskEnvironment):
         self.tools = make_tools(tools, tool_map)
         for name in (FINISH, INVALID_TOOL_CALL):
             if name in self.tools:
-                raise ConfigError(
-                    f"A tool is called {name!r}, a name that ToolEnvironment uses itself: rename it."
-                )
+                raise ConfigError(f"A tool is called {name!r}, as one of ToolEnvironment's own: rename it.")
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
         self.step_reward_fn = step_reward_fn
@@ -137,9 +135,7 @@ def _calls(action: Any) -> list[tuple[str, Read]]:
     """Return the calls with their ids."""
     calls = [action] if isinstance(action, dict) else action
     if not isinstance(calls, list) or not calls:
-        raise AgentError(
-            f"ToolEnvironment got the action {action!r}: pass a text as the answer, or a list of tool calls."
-        )
+        raise AgentError(f"ToolEnvironment got the action {action!r}: pass a text, or a list of tool calls.")
     return [(_call_id(call), read_call(call)) for call in calls]
 
 
@@ -198,8 +194,6 @@ class MCPEnvironment(ToolEnvironment):
         max_steps: int = 10,
     ) -> None:
         if mcp_server_command is None:
-            raise ConfigError(
-                "MCPEnvironment has no mcp_server_command: pass the command that starts the server."
-            )
+            raise ConfigError("MCPEnvironment has no mcp_server_command: pass what starts the server.")
         server = MCPServer(command=mcp_server_command, args=mcp_server_args or (), env=mcp_server_env or {})
         super().__init__(task=task, tools=[server], reward_fn=reward_fn, max_steps=max_steps)

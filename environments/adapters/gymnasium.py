@@ -25,9 +25,7 @@ Reach the goal without falling into a hole."""
 SLIPPERY = "The ice is slippery: you may slide to the left or right of where you want to go."
 _TRIMMINGS = " \t\n.,;:!?\"'`*$"
 """Characters around a name that mean nothing."""
-_OTHER_PACKAGES = (
-    " An environment of another package is named together with its module: minigrid:MiniGrid-Empty-5x5-v0."
-)
+_OTHER_PACKAGES = " One of another package is named with its module: minigrid:MiniGrid-Empty-5x5-v0."
 _MAX_MAPS = 1000
 """Number of maps that are drawn in search of one with a way to the goal."""
 

@@ -74,9 +74,7 @@ class ShellTools:
         cannot be written to, but for $TMPDIR, which each call empties. There is no network.
         """
         if self._shell is None:
-            raise ConfigError(
-                "The tools of a Harbor task run in HarborEnvironment alone: these describe them."
-            )
+            raise ConfigError("A Harbor task's tools run in HarborEnvironment alone: these describe them.")
         if self.seconds_left <= 0:
             return ToolOutput("shell", error="the time for this task is over.")
         begin, seconds = time.monotonic(), min(self._command_seconds, self.seconds_left)
@@ -87,9 +85,8 @@ class ShellTools:
             note = f"[nothing that the command has changed was kept: {result.fault}]"
         elif result.exit_code is None:
             note = f"[stopped: it ran longer than {seconds:.3g} s]"
-        return ToolOutput(
-            "shell", "\n".join(filter(None, (result.output.rstrip("\n"), note))) or "(no output)"
-        )
+        text = "\n".join(filter(None, (result.output.rstrip("\n"), note)))
+        return ToolOutput("shell", text or "(no output)")
 
     def edit(self, path: str, old: str, new: str) -> ToolOutput:
         """Replaces a text that a file has once by another one. Without an old text, it writes the new one as
@@ -129,9 +126,7 @@ class HarborEnvironment(ToolEnvironment):
         self._command_seconds = command_seconds
         super().__init__(task, ShellTools().tools, reward_fn=unjudged, max_steps=max_steps)
         if "folder" not in self.task:
-            raise ConfigError(
-                f"The task has no 'folder' (its keys: {', '.join(self.task)}): use harbor_tasks."
-            )
+            raise ConfigError(f"The task has no 'folder' (keys: {', '.join(self.task)}): use harbor_tasks.")
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         self._count_from_zero()

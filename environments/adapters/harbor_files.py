@@ -114,9 +114,7 @@ class _Settings:
     def variables(self, name: str) -> dict[str, str]:
         found = self.get(name) or {}
         if not isinstance(found, dict):
-            raise DatasetError(
-                f"{self.folder}/task.toml: {name} = {found!r}: write variables by their names."
-            )
+            raise DatasetError(f"{self.folder}/task.toml: {name} = {found!r}: write variables by name.")
         for key, value in found.items():
             if "${" in str(value):
                 raise DatasetError(
@@ -174,17 +172,12 @@ class _Layout:
         """The packed files of each folder that lies in no other one; none where an image has them."""
         if self.is_built:
             return {}
-        return {
-            folder: pack(
-                [
-                    (str(source), posixpath.relpath(target, folder))
-                    for source, target in self.files
-                    if _is_within(target, [folder])
-                ]
-            )
-            for folder in sorted(self.folders)
-            if not _is_within(folder, self.folders - {folder})
-        }
+        trees = {}
+        for folder in sorted(self.folders):
+            if not _is_within(folder, self.folders - {folder}):
+                files = [(file, path) for file, path in self.files if _is_within(path, [folder])]
+                trees[folder] = pack([(str(file), posixpath.relpath(path, folder)) for file, path in files])
+        return trees
 
     @property
     def test_variables(self) -> dict[str, str]:

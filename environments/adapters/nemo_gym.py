@@ -42,9 +42,7 @@ class NemoGymRollout:
             verdict = _json(server, "/verify", {**task, "response": response})
         reward = verdict.get("reward") if isinstance(verdict, dict) else None
         if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise EnvironmentFailure(
-                f"The NeMo-Gym server {self.server} answers /verify by {str(verdict)[:500]}."
-            )
+            raise EnvironmentFailure(f"NeMo-Gym's server {self.server} answers /verify by {verdict!s:.500}.")
         details = {name: each for name, each in verdict.items() if name not in {*task, "response", "reward"}}
         return RewardOutput(float(reward), metadata=details)
 

@@ -128,10 +128,9 @@ def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any)
     """
     entries = _dataset(name, seed, num_tasks, json.dumps(config, sort_keys=True))
     values = {"name": name, "seed": seed, "size": num_tasks, "config": config}
-    return Dataset(
-        [{"question": entries[index]["question"], "index": index, **values} for index in range(num_tasks)],
-        name=name,
-    )
+    questions = (entries[index]["question"] for index in range(num_tasks))
+    rows = [{"question": each, "index": index, **values} for index, each in enumerate(questions)]
+    return Dataset(rows, name=name)
 
 
 def answer_in(text: str) -> str:

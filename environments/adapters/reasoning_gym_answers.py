@@ -65,9 +65,7 @@ def _is_arithmetic_of_its_numbers(answer: str, entry: Entry) -> bool:
 def _is_formula(answer: str, entry: Entry) -> bool:
     """Return whether all its names are elementary functions, or stand in the library's own answer too."""
     names = set(_WORD.findall(answer))
-    return _FORMULA.fullmatch(answer) is not None and names <= _FUNCTIONS.union(
-        _WORD.findall(entry["answer"])
-    )
+    return bool(_FORMULA.fullmatch(answer)) and names <= _FUNCTIONS.union(_WORD.findall(entry["answer"]))
 
 
 EVALUATED: dict[str, Callable[[str, Entry], bool]] = {

@@ -116,13 +116,10 @@ class VerifiersEnvironment(WorldEnvironment):
         if episode.cancel():  # it was not over
             await asyncio.wait({episode}, timeout=self._timeout_seconds)
             if not episode.done():
-                raise EnvironmentFailure(
-                    f"The verifiers episode did not stop within {self._timeout_seconds} seconds."
-                )
-            if not episode.cancelled() and episode.exception() is not None:
-                raise EnvironmentFailure(
-                    f"The verifiers episode failed while it stopped: {episode.exception()}"
-                ) from episode.exception()
+                raise EnvironmentFailure(f"The verifiers episode did not stop in {self._timeout_seconds} s.")
+            failure = None if episode.cancelled() else episode.exception()
+            if failure is not None:
+                raise EnvironmentFailure(f"verifiers failed while it stopped: {failure}") from failure
 
 
 def verifiers_tasks(config: dict[str, Any] | str, num_tasks: int | None = None) -> Dataset:
@@ -136,17 +133,11 @@ def verifiers_tasks(config: dict[str, Any] | str, num_tasks: int | None = None) 
     if num_tasks is None and not world.taskset.bounded:
         raise ConfigError(f"The taskset of {config!r} is infinite: say how many with num_tasks.")
     tasks = world.taskset if num_tasks is None else world.taskset.take(num_tasks)
-    return Dataset(
-        [
-            {
-                "question": task.data.prompt_text,
-                "config": config,
-                "data": task.data.model_dump(mode="json", exclude_none=True),
-            }
-            for task in tasks
-        ],
-        name=world.config.env_id,
-    )
+    rows = []
+    for task in tasks:
+        data = task.data.model_dump(mode="json", exclude_none=True)
+        rows.append({"question": task.data.prompt_text, "config": config, "data": data})
+    return Dataset(rows, name=world.config.env_id)
 
 
 def _observation(call: ModelCall) -> dict[str, Any]:
@@ -180,9 +171,8 @@ def _ending(episode: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
     for trace in played:
         if not trace.ok:
             error = trace.last_error
-            raise EnvironmentFailure(
-                f"verifiers failed: {error.type}: {error.message}" if error else "verifiers failed."
-            )
+            reason = f": {error.type}: {error.message}" if error else "."
+            raise EnvironmentFailure(f"verifiers failed{reason}")
     scores = [
         {
             "agent": trace.agent.name,
@@ -216,15 +206,12 @@ def _world(config: str) -> tuple[Any, Any]:
         settings = vf.resolve_env_config(json.loads(config))
         # verifiers' defaults are a sandbox that its makers host, and a harness that runs shell commands.
         chat = vf.harness_config_type("null")(id="null")
-        ours = {
-            name: seat.model_copy(
-                update={
-                    **({} if "runtime" in seat.model_fields_set else {"runtime": vf.SubprocessConfig()}),
-                    **({} if seat.client is not None and seat.harness is not None else {"harness": chat}),
-                }
-            )
-            for name, seat in agents.agent_config_fields(settings).items()
-        }
+        ours = {}
+        for name, seat in agents.agent_config_fields(settings).items():
+            update = {} if "runtime" in seat.model_fields_set else {"runtime": vf.SubprocessConfig()}
+            if seat.client is None or seat.harness is None:
+                update["harness"] = chat
+            ours[name] = seat.model_copy(update=update)
         world = vf.load_environment(settings.model_copy(update=ours))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         hint = _OLD_API if _is_of_old_api(error) else ""

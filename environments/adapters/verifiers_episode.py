@@ -212,11 +212,10 @@ async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messag
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
         servers = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
         schemas, dispatch, connections = await mcp.connect_mcp(servers, stack)
+        headers = {"Authorization": f"Bearer {secret}"}
         while True:
             body = {"model": MODEL, "messages": messages, **({"tools": schemas} if schemas else {})}
-            reply = await http.post(
-                f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
-            )
+            reply = await http.post(f"{endpoint}/chat/completions", json=body, headers=headers)
             if reply.status_code != httpx.codes.OK:
                 return f"the model call was rejected: {reply.text}"
             message = reply.json()["choices"][0]["message"]

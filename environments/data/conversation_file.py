@@ -85,9 +85,7 @@ def _successes(path: Path) -> tuple[list[list[Message]], str]:
     trajectories = read_trajectories(path)
     ends = [each.steps[-1].chat_completions for each in trajectories if each.succeeded and each.steps]
     if not ends:
-        raise DatasetError(
-            f"{path} has {len(trajectories)} trajectories, and none has succeeded: nothing is to be imitated."
-        )
+        raise DatasetError(f"{path} has {len(trajectories)} trajectories, and none has succeeded.")
     found = [_checked(list(each), None, f"{path}, success {number}") for number, each in enumerate(ends)]
     return found, f"{path}: the {len(found)} of {len(trajectories)} trajectories that have succeeded."
 

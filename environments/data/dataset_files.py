@@ -99,21 +99,11 @@ def _without_nulls(value: Any, row: str, path: str) -> Any:
         if len(missing) == 1 and value.keys() >= set(pair) and _OF_TESTS.search(path):
             raise DatasetError(
                 f"{row}, {path} is a test with null as its {missing[0]!r}, which was written or filled in: "
-                "parquet does not say which. Store the tests as a JSON text in their column, or the rows "
-                "as JSON lines."
+                "parquet does not say which. Store the tests as JSON text, or the rows as JSON lines."
             )
     return {
         key: _without_nulls(item, row, f"{path}[{key!r}]") for key, item in value.items() if item is not None
     }
-
-
-@runtime_checkable
-class ArrowRows(Protocol):
-    """Attributes that a split of a Hugging Face dataset has, and no other source of rows."""
-
-    features: Any
-
-    def __iter__(self) -> Iterator[Row]: ...
 
 
 @runtime_checkable
@@ -157,8 +147,7 @@ def _text_key(key: Any, where: str) -> str:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        text = file.read()
+    text = path.read_text(encoding="utf-8-sig")
     rows = _parsed(text, str(path), "If each line is an object of its own, name it .jsonl.")
     if not isinstance(rows, list):
         raise DatasetError(f"{path} holds a {type(rows).__name__}: it has to be a list of objects.")

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import overload
 
 from environments.bounds import near_name
-from environments.data.dataset_files import (
-    ArrowRows,
-    Row,
-    Table,
-    plain_rows,
-    read_rows,
-    without_filling,
-    write_rows,
-)
+from environments.data.dataset_files import Row, Table, plain_rows, read_rows, without_filling, write_rows
 from environments.errors import DatasetError
 
 
@@ -160,10 +152,10 @@ class DatasetRegistry:
             )
         if isinstance(data, str | os.PathLike):
             rows: Iterable[Row] = read_rows(Path(data))
-        elif isinstance(data, ArrowRows):
-            rows = without_filling(data, f"The data for {name!r}")
-        else:
-            rows = data.to_dict("records") if isinstance(data, Table) else data
+        elif isinstance(data, Table):
+            rows = data.to_dict("records")
+        else:  # only a split of a Hugging Face dataset has features
+            rows = without_filling(data, f"The data for {name!r}") if hasattr(data, "features") else data
         write_rows(path, plain_rows(rows))
         return cls.load_dataset(name, split)
 
@@ -241,8 +233,7 @@ def _checked(kind: str, name: str) -> str:
     # the splits, and no file's may be longer than 255.
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", name):
         raise DatasetError(
-            f"{name!r:.100} cannot name a {kind}: use 1 to 200 letters, digits, '_', '-' and '.', with no "
-            "'.' in front."
+            f"{name!r:.100} cannot name a {kind}: use 1 to 200 letters, digits, '_', '-' and inner '.'."
         )
     return name
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from environments.data.recordings import RecordedAnswer, Recording
+from environments.data.recordings import RecordedAnswer, Recording, earlier_answers
 from environments.types import Message, Trajectory, TrajectoryGroup
 
 
@@ -48,16 +48,12 @@ def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
     Answers to the same prompt, token for token, are compared with each other. Each has the tokens,
     log-probabilities and versions with which it was sampled.
     """
-    return [
-        TrajectoryGroup(
-            group_id=f"{number:08d}",
-            task=members[0].trajectory.task,
-            trajectories=tuple(
-                _rewarded(each, f"{number:08d}/{index:04d}") for index, each in enumerate(members)
-            ),
-        )
-        for number, members in enumerate(_by_prompt(recordings))
-    ]
+    groups = []
+    for number, members in enumerate(_by_prompt(recordings)):
+        group_id, task = f"{number:08d}", members[0].trajectory.task
+        rollouts = tuple(_rewarded(each, f"{group_id}/{index:04d}") for index, each in enumerate(members))
+        groups.append(TrajectoryGroup(group_id=group_id, task=task, trajectories=rollouts))
+    return groups
 
 
 def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
@@ -68,10 +64,10 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
     text are left out, and those to prompts that a client's tools are in: as texts they are not what was said.
     """
     scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
-    before = {each.answer.answer_id: each.answer.after for each in recordings}
+    recorded = {each.answer.answer_id: each.answer for each in recordings}
     liked: dict[str, list[Message]] = {}
     for each in _judged(recordings):
-        earlier = _earlier(each.answer.answer_id, before)
+        earlier = list(earlier_answers(each.answer, recorded))
         if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
             for one in earlier:
                 liked.pop(one, None)
@@ -114,26 +110,12 @@ def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
 def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
     """The trajectory with the score as its reward, which its last step gets."""
     trajectory, score = judged.trajectory, judged.score
-    last = len(trajectory.steps) - 1
-    steps = [
-        replace(step, reward=score if index == last else 0.0, mc_return=score)
-        for index, step in enumerate(trajectory.steps)
-    ]
+    *earlier, last = (replace(step, reward=0.0, mc_return=score) for step in trajectory.steps)
     return replace(
         trajectory,
-        steps=steps,
+        steps=[*earlier, replace(last, reward=score)],
         reward=score,
         is_correct=score > 0,
         by_reward_function=False,
         rollout_id=rollout_id,
     )
-
-
-def _earlier(answer_id: str, before: Mapping[str, str | None]) -> list[str]:
-    """The answers before this one in its conversation."""
-    found: list[str] = []
-    each = before[answer_id]
-    while each is not None:
-        found.append(each)
-        each = before.get(each)
-    return found

@@ -231,10 +231,8 @@ def _parts(name: str, place: str, unused: list[str]) -> list[Part]:
             path = path / config
     folder = path if path.is_dir() else path.parent  # whose own name says nothing of splits
     files = {str(file.relative_to(folder)): file for file in _readable_files(path)}
-    parts = [
-        Part(str(files[each]), split, partial(read_rows, files[each]))
-        for each, split in _splits_of(name, place, list(files)).items()
-    ]
+    splits = _splits_of(name, place, list(files))
+    parts = [Part(str(files[each]), split, partial(read_rows, files[each])) for each, split in splits.items()]
     unused += sorted({str(file) for file in files.values()} - {part.place for part in parts})
     return parts
 
@@ -327,9 +325,7 @@ def main(arguments: Sequence[str]) -> int:
         required=True,
         help="a file, a folder with a file per split, hub, or hub:ADDRESS; several are put together",
     )
-    options.add_argument(
-        "--leave-out", action="store_true", help="leave out rows without a question or an answer"
-    )
+    options.add_argument("--leave-out", action="store_true", help="leave out rows without question or answer")
     given = options.parse_args(arguments)
     splits, notes = prepare(given.name, given.places, given.leave_out)
     sys.stdout.write(report(given.name, splits, notes))

@@ -16,18 +16,17 @@ its prompt holds their texts.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from environments.data.canary import CanaryFile
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
-from environments.disk import sync
+from environments.disk import replaced, sync
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
@@ -202,9 +201,9 @@ class Recordings:
         """Delete what has reached its time limit, and what killed programs have left half written."""
         self._swept = time.time()
         for path in (*(self.folder / ANSWERS).iterdir(), *(self.folder / READINGS).iterdir()):
-            is_left = path.suffix == ".tmp" and _age(path) > SWEEP_SECONDS
             recording = path.with_name(path.name.replace(_FEEDBACK, ".json"))
-            if is_left or not self._is_kept(recording):
+            is_over = _age(path) > SWEEP_SECONDS if path.suffix == ".tmp" else not self._is_kept(recording)
+            if is_over:
                 path.unlink(missing_ok=True)
 
     def _path(self, answer_id: str, ending: str = ".json") -> Path:
@@ -234,12 +233,11 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     if reader not in readers:
         raise ConfigError(
             f"{reader!r} may not read the recordings in {folder}, which are for "
-            f"{', '.join(readers) or 'nobody'}: "
-            "server.recording.readers of the server names those who may."
+            f"{', '.join(readers) or 'nobody'}: server.recording.readers of the server names those who may."
         )
     kept = Recordings(folder, keep_days)
     found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
-    whole = [each for each in found.values() if _is_whole(each, found)]
+    whole = [each for each in found.values() if all(one in found for one in earlier_answers(each, found))]
     whole.sort(key=lambda each: (each.created, each.answer_id))
     read = list(filter(None, (_recording(folder, each) for each in whole)))
     ids = [each.answer.answer_id for each in read]
@@ -248,14 +246,12 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     return read
 
 
-def _is_whole(answer: RecordedAnswer, found: dict[str, RecordedAnswer]) -> bool:
-    """Return whether all answers before ``answer`` in its conversation are recorded."""
-    before: str | None = answer.after
+def earlier_answers(answer: RecordedAnswer, recorded: Mapping[str, RecordedAnswer]) -> Iterator[str]:
+    """Ids of the answers before one in its conversation, the last one first, up to one not recorded."""
+    before = answer.after
     while before is not None:
-        if before not in found:
-            return False
-        before = found[before].after
-    return True
+        yield before
+        before = recorded[before].after if before in recorded else None
 
 
 def _recording(folder: Path, answer: RecordedAnswer) -> Recording | None:
@@ -303,17 +299,6 @@ def _age(path: Path) -> float:
 
 def _create(path: Path, *lines: Json, replaces: bool = False) -> None:
     """Create a file, whole and on disk. Raises ``FileExistsError`` unless it may replace one."""
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        if replaces:
-            os.replace(temporary, path)
-        else:
-            os.link(temporary, path)  # unlike a renaming, it fails where there is one
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    with replaced(path, is_new=not replaces) as unfinished:
+        unfinished.touch(mode=0o600)
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

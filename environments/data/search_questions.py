@@ -16,9 +16,8 @@ def search_questions() -> Dataset:
     """Return the tasks: "id", "question", "answer", "type" (bridge or comparison) and "supporting_facts"."""
     questions = [("bridge", block) for block in _blocks("bridge")]
     questions += [("comparison", block) for block in _blocks("comparison")]
-    return Dataset(
-        (_task(f"question-{n}", *question) for n, question in enumerate(questions)), name="aldermere"
-    )
+    tasks = [_task(f"question-{n}", *question) for n, question in enumerate(questions)]
+    return Dataset(tasks, name="aldermere")
 
 
 def search_passages() -> list[Row]:

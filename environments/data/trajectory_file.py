@@ -64,9 +64,7 @@ class TrajectoryFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"Another process is writing to {self.path}: wait for it, or name another file."
-            ) from None
+            raise ConfigError(f"Another process writes to {self.path}: wait, or name another file.") from None
 
     def _drop_cut_line(self) -> None:
         content = self.path.read_bytes()
@@ -86,9 +84,7 @@ class TrajectoryFile:
         for line in lines:
             index, trajectory = _index_and_trajectory(self.path, line)
             if index >= len(tasks) or not _equal(trajectory.task, tasks[index]):
-                raise ConfigError(
-                    f"{self.path} holds results of other tasks: name another file, or delete it."
-                )
+                raise ConfigError(f"{self.path} holds other tasks' results: name another file, or delete it.")
             if trajectory.termination_reason is None or not trajectory.termination_reason.is_infrastructure:
                 self.finished[index] = trajectory
 
@@ -133,9 +129,7 @@ def _index_and_trajectory(path: Path, line: Json) -> tuple[int, Trajectory]:
     try:
         return int(line["index"]), trajectory_from_json(line)
     except (LookupError, TypeError, ValueError) as error:
-        raise DatasetError(
-            f"{path} holds a line that is no trajectory ({error!r}): name another file."
-        ) from error
+        raise DatasetError(f"A line of {path} is no trajectory ({error!r}): name another file.") from error
 
 
 def _compare(path: Path, found: Any, wanted: Json) -> None:

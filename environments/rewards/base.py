@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol
 
-from environments.errors import EnvironmentFailure
+from environments.errors import DatasetError, EnvironmentFailure
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
 
 def _failure(reward_fn: RewardFunction, returned: str) -> EnvironmentFailure:
     return EnvironmentFailure(f"The reward function {reward_fn} returned {returned}")
+
+
+def lacking(task: dict[str, Any], what: str, remedy: str) -> DatasetError:
+    """The error of a task that has not what a reward function needs."""
+    keys = ", ".join(sorted(task)) or "none"
+    return DatasetError(f"The task has no {what} (its keys: {keys}): {remedy}")
 
 
 def is_bool(value: Any) -> bool:

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from environments.bounds import check_bounds, setting
 from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
-from environments.rewards.base import RewardFunction, RewardOutput
+from environments.rewards.base import RewardFunction, RewardOutput, lacking
 from environments.rewards.judge_ledger import JudgeLedger
 from environments.thoughts import split_thought
 from environments.types import Message
@@ -77,17 +78,15 @@ class Judge:
     """Cache and budget."""
     uses_schema: bool = True
     """True requests the verdict's form by ``response_format``; False for a server that does not take it."""
-    num_readings: int = 2
+    num_readings: int = setting(2, at_least=1)
     """Number of calls for a verdict, where the first reply is none."""
-    concurrency: int = 16
+    concurrency: int = setting(16, at_least=1)
     """Most answers in judgement at once, in a command that grades many. A rollout has one at a time."""
 
     def __post_init__(self) -> None:
         if self.rubric is not None:
             check_rubric(self.rubric, "rubric", ConfigError)
-        for name, value in (("num_readings", self.num_readings), ("concurrency", self.concurrency)):
-            if value < 1:
-                raise ConfigError(f"{name}={value} has to be at least 1.")
+        check_bounds(self)
         if isinstance(self.task_fields, str):
             raise ConfigError(f"task_fields={self.task_fields!r} is a text: write [{self.task_fields!r}].")
 
@@ -128,10 +127,8 @@ class Judge:
     def _shown(self, task_info: dict[str, Any]) -> dict[str, str]:
         missing = [name for name in self.task_fields if name not in task_info]
         if missing:
-            raise DatasetError(
-                f"The task has no {missing[0]!r}, which the judge is shown (its keys: "
-                f"{', '.join(sorted(task_info)) or 'none'}): name others in task_fields."
-            )
+            what = f"{missing[0]!r}, which the judge is shown"
+            raise lacking(task_info, what, "name others in task_fields.")
         values = {name: task_info[name] for name in self.task_fields}
         return {
             name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -69,7 +69,8 @@ def equal_lists(truth: Listed, answer: Listed, equal: Callable[[str, str], bool]
     if len(names) > 1 or not _brackets_agree(truth, answer):
         return False
     if truth.is_set and answer.is_set:
-        return _holds(truth, answer, equal) and _holds(answer, truth, lambda one, other: equal(other, one))
+        has_all = all(any(equal(item, given) for given in answer.items) for item in truth.items)
+        return has_all and all(any(equal(item, given) for item in truth.items) for given in answer.items)
     if len(truth.items) != len(answer.items):
         return False
     if _has_order(truth, answer):
@@ -81,10 +82,6 @@ def equal_lists(truth: Listed, answer: Listed, equal: Callable[[str, str], bool]
             return False
         left.remove(found)
     return True
-
-
-def _holds(one: Listed, other: Listed, equal: Callable[[str, str], bool]) -> bool:
-    return all(any(equal(item, given) for given in other.items) for item in one.items)
 
 
 def _has_order(truth: Listed, answer: Listed) -> bool:
@@ -137,10 +134,8 @@ def _both_signs(item: str) -> list[str]:
     if len(re.findall(r"\\pm(?![a-z])", item)) != 1:
         return [item]
     signs = (r"\\pm(?![a-z]) ?", r"\\mp(?![a-z]) ?")
-    return [
-        re.sub(r"(^|[=(]) ?\+", r"\1", re.sub(signs[1], other, re.sub(signs[0], one, item)))
-        for one, other in ("+-", "-+")
-    ]
+    both = (re.sub(signs[1], other, re.sub(signs[0], one, item)) for one, other in ("+-", "-+"))
+    return [re.sub(r"(^|[=(]) ?\+", r"\1", each) for each in both]
 
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from environments.errors import DatasetError
-from environments.rewards.base import RewardOutput
+from environments.rewards.base import RewardOutput, lacking
 from environments.rewards.boxed import last_boxed
 from environments.rewards.matching import calculation, may_be_equal, same
 from environments.rewards.reading import read
@@ -102,9 +102,7 @@ def expected_texts(truths: Any) -> list[str]:
     for truth in truths:
         is_number = isinstance(truth, Integral) or (isinstance(truth, Real | Decimal) and isfinite(truth))
         if not (truth is None or isinstance(truth, str) or is_number):
-            raise DatasetError(
-                f"The task expects {truth!r}, which no answer can equal: use texts or numbers."
-            )
+            raise DatasetError(f"The task expects {truth!r}: no answer can equal it. Use texts or numbers.")
     return [str(truth) for truth in truths if truth is not None and str(truth).strip()]
 
 
@@ -113,8 +111,5 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     insides = [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
     truths = [inside for inside in insides if read(inside).value != ""]
     if not truths:
-        keys = ", ".join(sorted(task_info)) or "none"
-        raise DatasetError(
-            f"The task has no 'ground_truth' that says something (its keys: {keys}): add the expected answer."
-        )
+        raise lacking(task_info, "'ground_truth' that says something", "add the expected answer.")
     return truths

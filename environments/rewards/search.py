@@ -8,8 +8,7 @@ import unicodedata
 from collections import Counter
 from typing import Any
 
-from environments.errors import DatasetError
-from environments.rewards.base import RewardOutput
+from environments.rewards.base import RewardOutput, lacking
 from environments.rewards.boxed import last_boxed
 from environments.rewards.math import expected_texts
 from environments.thoughts import split_thought
@@ -105,8 +104,5 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     for key in ("ground_truth", "answer"):
         if texts := expected_texts(task_info.get(key)):
             return texts
-    keys = ", ".join(sorted(task_info)) or "none"
-    raise DatasetError(
-        f"The task has no 'ground_truth' and no 'answer' that says something (its keys: {keys}): "
-        "add the expected answer, as a text or a list of texts."
-    )
+    missing = "'ground_truth' and no 'answer' that says something"
+    raise lacking(task_info, missing, "add the expected answer, as a text or a list of texts.")

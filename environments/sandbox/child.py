@@ -30,7 +30,8 @@ MAX_REPORT_BYTES = 16 << 20
 MAX_PROCESSES = 301  # the least that the kernel takes
 MAX_FILES = 10_000  # and folders
 PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max holds for the machine
-HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = [device for device in _HARMLESS if os.path.exists(device)]
 STANDARD_STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}  # of /dev, in /proc/self
 
 # All that a program in the sandbox sees of the machine, besides its packages: no home, no data, no secret.
@@ -140,13 +141,12 @@ def close_files(directory: str, file_bytes: int) -> bool:
     read, as a grader has to: its function may lie anywhere.
     """
     limit_processes()
-    devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
     try:
         mount(None, "/", None, MS_REC | MS_PRIVATE)
-        for device in devices:
+        for device in DEVICES:
             mount(device, device, None, MS_BIND)
         set_mount("/", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-        for device in devices:
+        for device in DEVICES:
             set_mount(device, 0, clear=MOUNT_ATTR_NODEV)
         mount_in_memory(directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
     except OSError:
@@ -176,15 +176,14 @@ def hide_files(directory: str, file_bytes: int, folders: list[str]) -> bool:
         for path in seen_paths():
             make_place(root + path, os.path.isdir(path))
             mount(path, root + path, None, MS_BIND | MS_REC)
-        devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
-        for device in devices:
+        for device in DEVICES:
             make_place(root + device, is_folder=False)
         for name, target in STANDARD_STREAMS.items():
             os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
         for folder in ("/proc", directory, *folders):
             make_place(root + folder, is_folder=True)
         set_mount(root, AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-        for device in devices:
+        for device in DEVICES:
             mount(device, root + device, None, MS_BIND)
         try:
             mount("proc", f"{root}/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -232,8 +231,7 @@ def restrict(directory: str, supervisor: int) -> None:
     if restrictions["leave_root"](directory, MAX_PROCESSES):
         die_with_parent(supervisor)
     give_up_rights()
-    devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
-    restrictions["keep_files"](directory, [*seen_paths(), "/proc"], devices)
+    restrictions["keep_files"](directory, [*seen_paths(), "/proc"], DEVICES)
     deny_calls(KEYS_AND_QUEUES, TRACES, SEGMENTS, SOCKETS)
 
 

@@ -19,17 +19,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.sandbox import child
+from environments.sandbox import child, process_tree
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
 from environments.sandbox.outcome import make_result
-from environments.sandbox.process_tree import (
-    KILL_SECONDS,
-    bytes_within,
-    children,
-    kill_started,
-    remove_folder,
-    usage_of,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +96,7 @@ class LocalSandbox:
             _fill(files.program, source)
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
-            stack.callback(remove_folder, directory)
+            stack.callback(process_tree.remove_folder, directory)
             with _Supervisor(self, files, directory, limits) as supervisor:
                 end = supervisor.wait()
             seconds = time.monotonic() - begin
@@ -174,15 +166,15 @@ class _Supervisor:
         # Before it is reaped, so that its number cannot have become another's.
         if self.isolated:  # all others end with the first process of their namespace, and then this one does
             with suppress(OSError, subprocess.TimeoutExpired):
-                for first in children(self._process.pid):
+                for first in process_tree.children(self._process.pid):
                     os.kill(first, signal.SIGKILL)
-                self._process.wait(KILL_SECONDS)
+                self._process.wait(process_tree.KILL_SECONDS)
         else:
             self._signal(signal.SIGSTOP)  # not killed yet: its descendants are found by it
-            kill_started(self._process.pid, self._mark)
+            process_tree.kill_started(self._process.pid, self._mark)
         if self._process.poll() is None:
             self._signal(signal.SIGKILL)
-            self._process.wait(KILL_SECONDS)
+            self._process.wait(process_tree.KILL_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -197,10 +189,8 @@ class _Supervisor:
         start = json.loads(self._next_line(_INTERPRETER_START_SECONDS) or "{}")
         if "isolated" not in start:  # the process of the program has failed, or the supervisor
             stderr = child.kept(self._files.stderr.fileno(), 2000)
-            output = stderr.decode("utf-8", "replace").strip() or "nothing"
-            raise EnvironmentFailure(
-                f"The sandbox's interpreter {sys.executable} did not start. It said: {output}."
-            )
+            output = stderr.decode("utf-8", "replace").strip() or "no output"
+            raise EnvironmentFailure(f"The sandbox's interpreter {sys.executable} did not start: {output}.")
         self.isolated = start["isolated"]
         if self._isolation_required and not self.isolated:
             raise EnvironmentFailure(f"{_NO_NAMESPACES} {_REMEDY}")
@@ -218,7 +208,8 @@ class _Supervisor:
             end = self._next_line(min(left, _COUNT_SECONDS))
             if end is not None:
                 return dict(json.loads(end or '{"status": 9, "cpu_seconds": 0}'))
-            usage = usage_of(children(self._process.pid), limits.memory_bytes, child.MAX_PROCESSES, deadline)
+            processes = process_tree.children(self._process.pid)
+            usage = process_tree.usage_of(processes, limits.memory_bytes, child.MAX_PROCESSES, deadline)
             if usage.memory_bytes > limits.memory_bytes or usage.num_threads > child.MAX_PROCESSES:
                 return {"status": 9, "cpu_seconds": 0, "out_of_memory": True}
             if usage.cpu_seconds > limits.cpu_seconds:
@@ -229,7 +220,7 @@ class _Supervisor:
 
     def _files_fit(self) -> bool:
         """Return whether the files are within the limits, for which a namespace has a file system."""
-        size = bytes_within(self._directory, child.MAX_FILES)
+        size = process_tree.bytes_within(self._directory, child.MAX_FILES)
         return size is not None and size <= self._limits.file_bytes
 
     def _next_line(self, seconds: float) -> bytes | None:

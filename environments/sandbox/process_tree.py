@@ -55,7 +55,8 @@ def usage_of(processes: list[int], most_bytes: int, most_threads: int, deadline:
         with suppress(OSError, ValueError):  # it has ended
             threads += len(os.listdir(f"/proc/{pid}/task"))
             waiting += children(pid)
-            ticks += _ticks(pid)
+            times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_TIMES_AT]
+            ticks += sum(map(int, times))
             resident[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
             _find_shared(pid, opened, mapped)
     memory = sum((mapped | opened).values())
@@ -144,10 +145,6 @@ def _started(supervisor: int, mark: bytes) -> set[int]:
     while generation := {pid for pid, parent in parents.items() if parent in generation}:
         descendants |= generation
     return {groups[pid] for pid in (descendants | marked) - ended}
-
-
-def _ticks(pid: int) -> int:
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_TIMES_AT]))
 
 
 def _find_shared(pid: int, opened: dict[int, int], mapped: dict[int, int]) -> None:

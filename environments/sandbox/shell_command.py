@@ -93,14 +93,8 @@ def pack(files: list[tuple[str, str]]) -> str:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
         for path, name in files:
-            archive.add(path, name, filter=without_owner)
+            archive.add(path, name, filter=lambda member: member.replace(uid=0, gid=0, uname="", gname=""))
     return base64.b64encode(data.getvalue()).decode("ascii")
-
-
-def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
 
 
 def unpack(tree: str, folder: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pkgutil import resolve_name
 
 from environments.errors import ConfigError
@@ -44,9 +45,7 @@ ToolSource = str | Tool | MCPServer | NamedToolSource
 def tool_by_name(name: str) -> Tool:
     """Make a tool that comes with Troupe, or raise a ConfigError that lists them."""
     if name not in TOOLS:
-        raise ConfigError(
-            f"Unknown tool {name!r}: use one of {sorted(TOOLS)}, or pass your own function or Tool class."
-        )
+        raise ConfigError(f"Unknown tool {name!r}: use one of {sorted(TOOLS)}, a function or a Tool class.")
     return resolve_name(TOOLS[name])()
 
 
@@ -65,7 +64,15 @@ def make_tools(
         raise ConfigError(f"tools={tools!r} is a text: pass a list of names, [{tools!r}].")
     if tool_map is not None:
         return {name: _named(name, source) for name, source in tool_map.items()}
-    return _by_name(tool for source in tools or () for tool in _tools_of(source))
+    named: dict[str, Tool] = {}
+    for tool in chain.from_iterable(map(_tools_of, tools or ())):
+        if tool.name in named:
+            raise ConfigError(
+                f"Two tools are called {tool.name!r}: leave one out, or rename it by tool_map or by the "
+                "prefix of its MCPServer."
+            )
+        named[tool.name] = tool
+    return named
 
 
 def _tools_of(source: ToolSource) -> list[Tool]:
@@ -78,18 +85,6 @@ def _tools_of(source: ToolSource) -> list[Tool]:
     if isinstance(source, type) and issubclass(source, Tool):
         return [source()]
     return [FunctionTool(source)]
-
-
-def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    named: dict[str, Tool] = {}
-    for tool in tools:
-        if tool.name in named:
-            raise ConfigError(
-                f"Two tools are called {tool.name!r}: leave one out, or rename it by tool_map or by the "
-                "prefix of its MCPServer."
-            )
-        named[tool.name] = tool
-    return named
 
 
 def _named(name: str, source: NamedToolSource) -> Tool:
@@ -106,7 +101,5 @@ def _named(name: str, source: NamedToolSource) -> Tool:
     tool.name = name
     shown = openai_schema(tool.json)["function"]["name"]
     if shown != name:  # the model would call a tool that does not exist
-        raise ConfigError(
-            f"tool_map calls {source.__name__} {name!r}, but its json says {shown!r}: rename one."
-        )
+        raise ConfigError(f"tool_map calls {source.__name__} {name!r}, but its json {shown!r}: rename one.")
     return tool

@@ -114,9 +114,7 @@ def open_index(name: str, fingerprint: str, rows: Callable[[], Iterable[dict[str
         ) from error
 
 
-@functools.lru_cache(maxsize=16)
-def _loaded(folder: Path) -> PassageIndex:
-    return PassageIndex(folder)
+_loaded = functools.lru_cache(maxsize=16)(PassageIndex)
 
 
 def _build_once(folder: Path, rows: Callable[[], Iterable[dict[str, Any]]]) -> None:

@@ -77,10 +77,8 @@ class LocalRetrievalTool(Tool):
             return open_index(cls.corpus, cls.fingerprint, lambda: rows)
         path = DatasetRegistry.get_split_path(cls.corpus, cls.split)
         status = path.stat()
-        fingerprint = _fingerprint(path, status.st_size, status.st_mtime_ns)
-        return open_index(
-            cls.corpus, fingerprint, lambda: DatasetRegistry.load_dataset(cls.corpus, cls.split)
-        )
+        digest = _fingerprint(path, status.st_size, status.st_mtime_ns)
+        return open_index(cls.corpus, digest, lambda: DatasetRegistry.load_dataset(cls.corpus, cls.split))
 
     def _shown(self, rank: int, passage: Passage) -> str:
         text = " ".join(passage.text.split())

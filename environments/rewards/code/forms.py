@@ -34,9 +34,7 @@ def parsed_tests(source: str) -> ast.Module:
     try:
         return parse_module(_LONG_NUMBER.sub("0", source))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DatasetError(
-            f"The tests {clip(source, 100)!r} are no Python: {error}. Correct them."
-        ) from error
+        raise DatasetError(f"The tests {source!r:.100} are no Python: {error}. Correct them.") from error
 
 
 @functools.cache
@@ -112,9 +110,9 @@ def _yields(usage: Usage) -> Iterator[str]:
 
 def _fixtures(usage: Usage) -> Iterator[str]:
     """The arguments of test functions that nothing gives them."""
-    names = {node.name for node in usage.nodes if isinstance(node, Function) and _is_fixture(node)}
-    decorators = [each for node in usage.nodes for each in getattr(node, "decorator_list", ())]
-    calls = [each for each in decorators if isinstance(each, ast.Call)]
+    decorated = [(each, node) for node in usage.nodes for each in getattr(node, "decorator_list", ())]
+    names = {getattr(node, "name", "") for each, node in decorated if "fixture" in ast.unparse(each)}
+    calls = [each for each, _ in decorated if isinstance(each, ast.Call)]
     texts = [each.value for call in calls for each in ast.walk(call) if isinstance(each, ast.Constant)]
     given = {name.strip() for text in texts if isinstance(text, str) for name in text.split(",")}
     for test in _tests(usage):
@@ -125,10 +123,6 @@ def _fixtures(usage: Usage) -> Iterator[str]:
         for argument in [each.arg for each in plain]:
             if argument not in names | given | OWN_FIXTURES.keys() | {"self", "cls", "request"}:
                 yield f"{test.name!r} takes the fixture {argument!r}, which they do not define. Add it"
-
-
-def _is_fixture(node: Any) -> bool:
-    return any("fixture" in ast.unparse(each) for each in node.decorator_list)
 
 
 def _patches(usage: Usage) -> Iterator[str]:

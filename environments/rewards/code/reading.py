@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from environments.errors import DatasetError
+from environments.rewards.base import lacking
 from environments.rewards.code.forms import parsed_tests, playable_tests
 from environments.rewards.code.large_json import read_json, write_json
 from environments.rewards.code.usage import calls_check
@@ -59,10 +60,7 @@ def read_tests(task_info: dict[str, Any]) -> list[CodeTest]:
     function = _function_of(task_info)
     tests = _tests_in(_parsed(given), function) if given else _tests_of_live_code_bench(task_info, function)
     if not tests:
-        keys = ", ".join(sorted(task_info)) or "none"
-        raise DatasetError(
-            f"The task has no tests in 'tests' or 'ground_truth' (its keys: {keys}): add some as {_SHAPES}."
-        )
+        raise lacking(task_info, "tests in 'tests' or 'ground_truth'", f"add some as {_SHAPES}.")
     return [_completed(test, task_info.get("prompt"), task_info.get("checker")) for test in tests]
 
 
@@ -77,9 +75,7 @@ def _completed(test: CodeTest, prompt: Any, checker: Any) -> CodeTest:
     if not checker:
         return test
     if test.kind == "assert":
-        raise DatasetError(
-            "The task has a 'checker', but its tests are assertions: write inputs and outputs."
-        )
+        raise DatasetError("A 'checker' judges no tests that are assertions: write inputs and outputs.")
     try:
         defined = [node.name for node in parse_module(checker).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, TypeError) as error:
@@ -158,9 +154,7 @@ def _pair(called: bool, question: Any, answer: Any, function: str | None) -> Cod
     if isinstance(question, str):  # LiveCodeBench: a JSON value per line, one for each argument
         question, answer = [_json(line) for line in question.splitlines() if line.strip()], _json(answer)
     if not isinstance(question, list | tuple | dict):
-        raise DatasetError(
-            f"The input {clip(repr(question), 100)} of a call is no list of arguments: write it as such."
-        )
+        raise DatasetError(f"The input {question!r:.100} of a call is no list of arguments: write one.")
     return CodeTest("call", write_json(question), answer, function)
 
 
@@ -174,9 +168,7 @@ def _json(text: Any) -> Any:
     try:
         return read_json(text) if isinstance(text, str) else text
     except ValueError as error:
-        raise DatasetError(
-            f"A functional test has {clip(text, 100)!r}, which is no JSON: {error}."
-        ) from error
+        raise DatasetError(f"A functional test has {text!r:.100}, which is no JSON: {error}.") from error
 
 
 # -- LiveCodeBench ---------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class _Playable(ast.NodeTransformer):
         self.generic_visit(node)
         if key is not None:
             names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
-            node.decorator_list.insert(0, _expression(f"__own_class__({key!r}, {{{names}}})"))
+            node.decorator_list.insert(0, ast.parse(f"__own_class__({key!r}, {{{names}}})", mode="eval").body)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -101,10 +101,6 @@ class _Playable(ast.NodeTransformer):
         if node.attr == "__class__" and isinstance(node.ctx, ast.Load):
             return _call("__library__", ast.Name("type", ast.Load()), ast.Constant("type"), node.value)
         return node
-
-
-def _expression(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:

@@ -17,6 +17,7 @@ from environments.data.recordings import (
     Recordings,
     read_recordings,
 )
+from environments.disk import replaced
 from environments.errors import ConfigError, DatasetError
 from environments.types import Completion, Message, Step, TerminationReason, Trajectory
 
@@ -172,3 +173,11 @@ def test_preferences_pair_each_answer_once(recordings: Recordings) -> None:
         add_answer(recordings, ["Again", "same"], score, prompt_ids=(8,), completion_ids=(9, 9))
     (pair,) = preferred_answers(read_recordings(recordings.folder))
     assert [each.steps[0].model_response for each in pair] == ["Answer 1.0", "Answer -1.0"]
+
+
+def test_feedback_being_written_outlasts_a_sweep(recordings: Recordings) -> None:
+    answer_id = add_answer(recordings, ["Hi", "Ho"])
+    with replaced(recordings.folder / "answers" / f"{answer_id}.feedback.json") as unfinished:
+        unfinished.touch()
+        recordings.sweep()
+        assert unfinished.exists()
