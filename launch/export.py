@@ -37,13 +37,7 @@ from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
 from launch.run_folder.model_paths import HUGGINGFACE
 from launch.run_folder.token_texts import token_texts
-from launch.run_folder.trajectory_log import (
-    EVALUATION,
-    TRAIN,
-    KeptTrajectory,
-    kept_steps,
-    read_kept,
-)
+from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -224,9 +224,7 @@ COMMAND = Command(
         "fleet",
         "server",
     ),
-    left_out={
-        "server.weights": "Weights are published in training only.",
-    },
+    left_out={"server.weights": "Weights are published in training only."},
 )
 
 

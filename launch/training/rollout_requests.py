@@ -24,11 +24,7 @@ def group_name(number: int) -> str:
 
 
 def group_requests(
-    config: TrainConfig,
-    task: Row,
-    greedy_baseline: bool,
-    number: int,
-    version: int,
+    config: TrainConfig, task: Row, greedy_baseline: bool, number: int, version: int
 ) -> list[RolloutRequest]:
     """``group_size`` rollouts of a task, and, for ReMax, a greedy one beside them.
 

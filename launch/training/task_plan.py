@@ -18,11 +18,7 @@ from launch.training.run_state import SET_ASIDE, RunState
 from launch.workload import Workload
 from policies.learning.samples import is_judged
 
-WORLD_FAILURES = {
-    TerminationReason.ENV_ERROR,
-    TerminationReason.OUT_OF_MEMORY,
-    TerminationReason.CRASHED,
-}
+WORLD_FAILURES = {TerminationReason.ENV_ERROR, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings for which the environment or its process is to blame, and neither the agent nor the server."""
 MOST_SPOILT = 0.5
 """Share of the newest rollouts that an environment may spoil before the run ends."""
