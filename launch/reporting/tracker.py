@@ -179,11 +179,9 @@ class Tracker:
         self.announce(f"Look at it: {command_name('view')} {self._directory}")
 
     def close(self) -> None:
-        """Draw the learning curve and the timeline, and close the files."""
+        """Close the trackers, and draw the learning curve and the timeline."""
         if self._has_passing_line:
             self._print("")
-        self._file.close()
-        self._alarms.close()
         self._trackers.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):

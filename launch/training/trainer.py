@@ -172,7 +172,6 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     check_earlier_stages(stages, state)
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
-        ending.callback(state.close)
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
         chosen = chosen_trackers(config.run.trackers)
         goal = Goal(config.run.stop_metric, config.run.stop_at)

@@ -177,7 +177,6 @@ class Trackers:
             self._call(name, lambda tracker: tracker.close(), None, is_last=True)
         for thread in self._threads.values():
             thread.end()
-        self._file.close()
         for text in self._failures.values():
             self._announce(text)
 
