@@ -133,7 +133,7 @@ class TrainingLoop:
         if run.rollouts.have_begun:
             return
         for service in self.services[:1]:
-            with self.activity.during_start("server"):
+            with self.activity.during("server"):
                 self._wait_for_server(service)
             self._announce_server()
             service.stream.watch(run.learner.check_ranks)

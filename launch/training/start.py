@@ -103,14 +103,14 @@ def start(
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)
-    with activity.during_start("learner"):
+    with activity.during("learner"):
         learner = start_learner(config, stage, model_path, algorithm, store, lock)
     end(learner.close)
     if not stage.rolls_out:  # after the learner, not beside it: its steps come first
         start_services(config, services)
     if turn is not None:
         in_background(partial(end_when_up, turn, tuple(services), config.fleet.num_actors), "turn")
-    with activity.during_start("checkpoint"):
+    with activity.during("checkpoint"):
         restore(learner, state, stages, tracker)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     num_updates = sum(each.num_steps for each in stages if each.rolls_out)
