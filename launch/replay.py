@@ -35,7 +35,6 @@ from launch.training.recomputation import (
     Recomputation,
     Recomputed,
     number_differences,
-    ray_session,
     started_learner,
     weight_differences,
 )
@@ -222,10 +221,12 @@ def scratch_folder(run: Path) -> Iterator[Path]:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 the same, 1 something differs, 2 for a printed reason."""
+    from launch.cluster.session import connected  # it loads Serve
+
     options = parser().parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)
     run = PastRun(options.run)
-    with scratch_folder(options.run) as scratch, ray_session():
+    with scratch_folder(options.run) as scratch, connected():
         replayed = Replay(run, scratch, started_learner, print).replay(options.update, change)
     return 0 if replayed.is_same else 1
 

@@ -31,19 +31,6 @@ TOKEN_MEAN = "token-mean"
 
 
 @contextmanager
-def ray_session() -> Iterator[None]:
-    """Connect to Ray; a cluster that is started here ends with the block."""
-    from launch.cluster import session
-
-    started_here = session.connect()
-    try:
-        yield
-    finally:
-        if started_here:
-            session.end()
-
-
-@contextmanager
 def started_learner(run: PastRun, config: TrainConfig, stage: Stage) -> Iterator[LearnerGroup]:
     """The learner that a training of ``config`` has in ``stage``. It ends with the block."""
     import ray

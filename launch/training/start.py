@@ -52,6 +52,9 @@ from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 
+End = Callable[[Callable[[], None]], None]
+"""Function that takes note of a component's end, to end it with the run."""
+
 
 def start(
     config: TrainConfig,
@@ -136,16 +139,9 @@ def start(
 
 
 def weight_store(
-    config: TrainConfig,
-    state: RunState,
-    purpose: str,
-    ending: ExitStack,
-    end: Callable[[Callable[[], None]], None],
+    config: TrainConfig, state: RunState, purpose: str, ending: ExitStack, end: End
 ) -> ray.actor.ActorHandle:
     """A weight store with the transport of ``server.weights``. It ends with the run.
-
-    Args:
-        end: the function that ``join_cluster`` returned.
 
     Raises:
         ConfigError: the transport cannot work here.
@@ -165,21 +161,16 @@ def join_cluster(
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
-) -> tuple[Callable[[Callable[[], None]], None], Turn | None]:
+) -> tuple[End, Turn | None]:
     """Connect to Ray, and send it heartbeats of the run from now on.
 
     A cluster that is started here ends as a whole. In another one each component is ended by itself, and the
     run waits for its turn to start.
 
-    Returns:
-        A function that takes note of a component's end, and the turn.
-
     Raises:
         ConfigError: the cluster does not answer, or can never hold the run.
     """
-    started_here = session.connect()
-    if started_here:
-        ending.callback(session.end)
+    started_here = ending.enter_context(session.connected())
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
 
     def end_with_run(close: Callable[[], None]) -> None:
