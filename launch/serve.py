@@ -26,7 +26,7 @@ from launch.run_folder.model_paths import (
     versions_of,
 )
 from launch.settings.command import Command
-from launch.settings.tree import TrainConfig, without_training
+from launch.settings.tree import LIMITS, TrainConfig, without_training
 from launch.validation.resources import check_gpus
 from launch.validation.serving import (
     DEFAULT_PORT,
@@ -216,11 +216,7 @@ COMMAND = Command(
         "workload",
         "seed",
         "model",
-        "rollout.max_steps",
-        "rollout.max_prompt_tokens",
-        "rollout.max_response_tokens",
-        "rollout.max_turn_tokens",
-        "rollout.timeout_seconds",
+        *(f"rollout.{each}" for each in LIMITS),
         "fleet",
         "server",
     ),
