@@ -37,9 +37,8 @@ def check_settings(config: TrainConfig) -> None:
     check_bounds(config)
     algorithm = algorithm_of(config)
     critic_optimizer(config.learner)
-    phase_optimizer("warm_start.optimizer", config.warm_start.optimizer)
-    phase_optimizer("preferences.optimizer", config.preferences.optimizer)
-    phase_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
+    for stage in ("warm_start", "preferences", "expert_iteration"):
+        phase_optimizer(f"{stage}.optimizer", getattr(config, stage).optimizer)
     for part in ("fleet", "server", "learner"):
         check_nodes(f"{part}.nodes", getattr(config, part).nodes)
     _check_context(config)
