@@ -37,6 +37,8 @@ AGENT = "agent"
 """Stands for the model in turns that the agent's own code decided."""
 SHORT = 1000
 """Characters of a text in a summary, at most; inspect_ai shortens them so, too."""
+SUMMARISED = ("id", "epoch", "target", "scores", "model_usage", "total_time", "turn_count")
+"""Parts of a sample that its summary repeats."""
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 
 
@@ -267,15 +269,11 @@ def _summary(sample: Json) -> Json:
     """The row of a sample in the list of all."""
     error, limit = sample.get("error"), sample.get("limit")
     return {
-        **{
-            name: sample[name]
-            for name in ("id", "epoch", "target", "model_usage", "total_time", "turn_count")
-        },
+        **{name: sample[name] for name in SUMMARISED},
         "input": _shown(sample["input"])[:SHORT],
         "metadata": {
             key: value for key, value in sample["metadata"].items() if len(json.dumps(value)) < SHORT
         },
-        "scores": sample["scores"],
         "error": error and error["message"][:SHORT],
         "limit": limit and limit["type"],
         "limit_reason": limit and limit["reason"],

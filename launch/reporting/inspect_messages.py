@@ -71,10 +71,8 @@ class MessagePool:
     def _add(self, message: Message) -> None:
         place = len(self.messages)
         short = inspect_message(message, f"message-{place}")
-        if short["role"] == "tool":
-            call = _answered_call(self.now, message)
-            if call is not None:
-                short |= {"tool_call_id": call["id"], "function": call["function"]}
+        if short["role"] == "tool" and (call := _answered_call(self.now, message)):
+            short |= {"tool_call_id": call["id"], "function": call["function"]}
         self.messages.append(short)
         self._places.append(place)
 
@@ -89,15 +87,9 @@ class MessagePool:
         answers = []
         for index in range(begin, end):
             message = self.messages[self._places[index]]
-            call = _answered_call(self.now[:index], message) if message["role"] == "tool" else None
-            if call is not None:
-                answers.append(
-                    {
-                        **{name: call[name] for name in ("id", "function", "arguments")},
-                        "result": message["content"],
-                        "message_id": message["id"],
-                    }
-                )
+            if message["role"] == "tool" and (call := _answered_call(self.now[:index], message)):
+                own = {name: call[name] for name in ("id", "function", "arguments")}
+                answers.append({**own, "result": message["content"], "message_id": message["id"]})
         return answers
 
 
