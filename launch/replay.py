@@ -17,7 +17,6 @@ something differs from what was recorded.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -192,23 +191,6 @@ def _group_cell(group_id: str, update: Recomputed) -> str:
 # -- the command ---------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    options = command_parser("replay", __doc__)
-    options.add_argument("run", type=Path, help="folder of a run, its run.directory")
-    options.add_argument("--update", type=int, required=True, help="number of the update, from 1")
-    options.add_argument(
-        "--reward",
-        metavar="MODULE:FUNCTION",
-        help="a reward function, as an environment's reward_fn, that grades the\nrecorded answers anew",
-    )
-    options.add_argument("--without", type=int, metavar="GROUP", help="number of a group that is left out")
-    options.add_argument(
-        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)},\nsuch as algorithm.name=dr_grpo"
-    )
-    return options
-
-
 @contextmanager
 def scratch_folder(run: Path) -> Iterator[Path]:
     """A folder inside that of ``run``, which all ranks of a learner can reach. It ends with the block."""
@@ -223,7 +205,19 @@ def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 the same, 1 something differs, 2 for a printed reason."""
     from launch.cluster.session import connected  # it loads Serve
 
-    options = parser().parse_intermixed_args(arguments)
+    parser = command_parser("replay", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a run, its run.directory")
+    parser.add_argument("--update", type=int, required=True, help="number of the update, from 1")
+    parser.add_argument(
+        "--reward",
+        metavar="MODULE:FUNCTION",
+        help="a reward function, as an environment's reward_fn, that grades the\nrecorded answers anew",
+    )
+    parser.add_argument("--without", type=int, metavar="GROUP", help="number of a group that is left out")
+    parser.add_argument(
+        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)},\nsuch as algorithm.name=dr_grpo"
+    )
+    options = parser.parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)
     run = PastRun(options.run)
     with scratch_folder(options.run) as scratch, connected():

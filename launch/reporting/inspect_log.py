@@ -22,14 +22,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import Json, plain_json
 from environments.disk import replaced
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
 from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory, trajectory_path
-
-Json = dict[str, Any]
 
 FORMAT_VERSION = 2
 """``LOG_SCHEMA_VERSION`` of inspect_ai."""

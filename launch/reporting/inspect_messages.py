@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import Json, plain_json
 from environments.messages import MessageTable
 from environments.prefix_tree import Span
 from environments.types import Message, Step
-
-Json = dict[str, Any]
 
 FIELDS = {
     "system": {"role", "content"},
