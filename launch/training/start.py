@@ -246,13 +246,8 @@ def rollout_service(
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, ServedModel(path=model_path, chat_template_kwargs=options), server, store)
     make_sampler = partial(ServeSampler, name, model_path, options)
-    return RolloutService(
-        workload.pair,
-        make_sampler,
-        config.rollout.limits(OVERLONG in config.selection.masked_reasons),
-        config.fleet,
-        app,
-    )
+    limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
+    return RolloutService(workload.pair, make_sampler, limits, config.fleet, app)
 
 
 def start_learner(
