@@ -108,10 +108,7 @@ class Recomputation(UpdateParts):
         gradients = {} if state is None else self._gradients(prepared, state)
         learned = learn(stage, self.learner, prepared, progress.step)
         progress.version += bool(learned.num_optimizer_steps)
-        progress.step += 1
-        stage.count_steps(self)
-        if prepared.kl_coef is not None:
-            progress.kl_coef = prepared.kl_coef
+        stage.count_update(self, prepared)
         return Recomputed(selection=selection, metrics=prepared.metrics_with(learned), gradients=gradients)
 
     def _gradients(self, prepared: PreparedUpdate, state: Path) -> dict[str, float]:
