@@ -58,7 +58,7 @@ def evaluate(config: TrainConfig) -> None:
     trajectories = roll_out(config, workload, tasks, model_path, path)
     report(trajectories)
     report_sets({name: len(each) for name, each in sets.items()}, trajectories)
-    for trajectory in best_and_worst(trajectories, 2 if sys.stdout.isatty() else 0):
+    for trajectory in best_and_worst(trajectories) if sys.stdout.isatty() else ():
         sys.stdout.write(f"{trajectory.rollout_id}:\n{conversation(trajectory)}\n")
     sys.stdout.write(f"Trajectories: {path}\n")
 
