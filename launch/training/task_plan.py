@@ -61,13 +61,12 @@ class TaskPlan:
         self._curriculum = workload.curriculum if config.run.replay is None else None
         if self._curriculum is not None:
             method = type(self._curriculum).observe.__qualname__
-            if state.progress.curriculum and state.progress.observed_by != method:
-                state.progress.curriculum.clear()
-                tracker.announce(
-                    f"The results so far were kept by {state.progress.observed_by}: {method} begins anew."
-                )
-            state.progress.observed_by = method
-            self._curriculum.state = state.progress.curriculum
+            progress = state.progress
+            if progress.curriculum and progress.observed_by != method:
+                progress.curriculum.clear()
+                tracker.announce(f"The results were kept by {progress.observed_by}: {method} begins anew.")
+            progress.observed_by = method
+            self._curriculum.state = progress.curriculum
             tracker.announce(f"Curriculum: {self._curriculum}.")
 
     def requests(self, number: int, version: int) -> list[RolloutRequest]:
