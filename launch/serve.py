@@ -145,9 +145,7 @@ def chosen_model(path: str | None) -> str:
 def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, str]:
     """The folders of ``server.adapters`` by name. Raises ``ConfigError`` for what cannot be served."""
     if MODEL_NAME in adapters:
-        raise ConfigError(
-            f"server.adapters has {MODEL_NAME!r}, the name of the model itself: choose another one."
-        )
+        raise ConfigError(f"server.adapters has {MODEL_NAME!r}, the model's own name: choose another one.")
     folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
     checkpoint = Path(model_path).resolve().parent
     for name, folder in folders.items():

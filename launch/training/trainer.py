@@ -116,8 +116,7 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
             cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
             text = str(cause) if isinstance(cause, PartLostError) else describe_death(cause)
             raise TroupeError(
-                f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
-                "run.resume=true"
+                f"{text} Go on with run.directory={config.run.directory} run.resume=true"
             ) from error
 
 
