@@ -59,7 +59,9 @@ class ProcessTree:
                 for file in process.open_files():
                     if Path(file.path).name == LOCK:
                         return Path(file.path).parent
-        raise ConfigError(f"No process below {self.below} holds a run's folder: wait, or name it with --run.")
+        raise ConfigError(
+            f"No process below {self.below} holds a run's folder: name that folder with --run, or wait."
+        )
 
     def left_over(self, seconds: float = PROCESSES_END_SECONDS) -> Finding:
         """Check that all of them end within ``seconds``."""

@@ -191,7 +191,7 @@ class Devices:
             torch.cuda.get_device_properties(each).total_memory for each in range(torch.cuda.device_count())
         ]
         if not sizes:
-            raise ConfigError("torch finds no GPU here: name those to plan for, as --plan 8x80 (8 of 80 GB).")
+            raise ConfigError("torch finds no GPU here: name some, as in --plan 8x80 (8 of 80 GB).")
         return cls(len(sizes), min(sizes))
 
 

@@ -142,7 +142,9 @@ def read_reference(path: Path, needed: Sequence[Pair]) -> dict[str, PairScore]:
     """
     again = f"or begin a new run with model.path={path.parent}."
     if not path.is_file():
-        raise ConfigError(f"The stage preferences needs {path}, which is gone: put it back, {again}")
+        raise ConfigError(
+            f"The stage preferences needs {path}, and there is no such file: put it back, {again}"
+        )
     scores = {
         row["pair"]: PairScore(chosen=row["chosen"], rejected=row["rejected"]) for row in read_rows(path)
     }
