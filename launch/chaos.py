@@ -115,17 +115,11 @@ def parser() -> argparse.ArgumentParser:
         signalled = commands.add_parser(name, parents=[below], help=f"{number.name} to one process")
         signalled.add_argument("role", choices=tuple(ROLES))
     stormy = commands.add_parser("storm", parents=[below], help="many faults, then checks of the run")
-    stormy.add_argument(
-        "--run", type=Path, metavar="FOLDER", help="run.directory; default: what that run holds"
-    )
-    stormy.add_argument(
-        "--address", metavar="HOST:PORT", help="of the run's cluster, to inject faults on its other nodes too"
-    )
+    stormy.add_argument("--run", type=Path, metavar="FOLDER", help="run.directory, by default that run's")
+    stormy.add_argument("--address", metavar="HOST:PORT", help="of its cluster, for faults on all nodes")
     stormy.add_argument("--every", type=positive, default=5.0, metavar="SECONDS", help="between two faults")
     stormy.add_argument("--minutes", type=positive, default=10.0)
-    stormy.add_argument(
-        "--roles", nargs="+", default=list(ROLES), choices=ROLES, help="those that get faults"
-    )
+    stormy.add_argument("--roles", nargs="+", default=list(ROLES), choices=ROLES, help="these get faults")
     stormy.add_argument("--kill", nargs="+", default=[], choices=ENDING, help="roles that are killed too")
     stormy.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
     stormy.add_argument("--wait", action="store_true", help="check when the run has ended, its processes too")

@@ -20,7 +20,7 @@ from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder, served_model
 from launch.settings.command import Command
-from launch.settings.tree import TrainConfig, without_training
+from launch.settings.tree import LIMITS, TrainConfig, without_training
 from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
@@ -58,7 +58,7 @@ def evaluate(config: TrainConfig) -> None:
     trajectories = roll_out(config, workload, tasks, model_path, path)
     report(trajectories)
     report_sets({name: len(each) for name, each in sets.items()}, trajectories)
-    for trajectory in best_and_worst(trajectories, 2 if sys.stdout.isatty() else 0):
+    for trajectory in best_and_worst(trajectories) if sys.stdout.isatty() else ():
         sys.stdout.write(f"{trajectory.rollout_id}:\n{conversation(trajectory)}\n")
     sys.stdout.write(f"Trajectories: {path}\n")
 
@@ -205,11 +205,7 @@ COMMAND = Command(
         "run.directory",
         "model",
         "rollout.temperature",
-        "rollout.max_steps",
-        "rollout.max_prompt_tokens",
-        "rollout.max_response_tokens",
-        "rollout.max_turn_tokens",
-        "rollout.timeout_seconds",
+        *(f"rollout.{each}" for each in LIMITS),
         "fleet",
         "server",
         "evaluation.num_tasks",

@@ -37,13 +37,7 @@ from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
 from launch.run_folder.model_paths import HUGGINGFACE
 from launch.run_folder.token_texts import token_texts
-from launch.run_folder.trajectory_log import (
-    EVALUATION,
-    TRAIN,
-    KeptTrajectory,
-    kept_steps,
-    read_kept,
-)
+from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -132,9 +126,7 @@ def hub_of(name: str) -> HfApi:
     if not HUB_NAME.fullmatch(name):
         raise ConfigError(f"--hub {name!r} is no name of a model on the hub: write OWNER/NAME.")
     if (token := get_token()) is None:
-        raise ConfigError(
-            "--hub needs a token that may write, and there is none: set HF_TOKEN, or run `hf auth login`."
-        )
+        raise ConfigError("--hub needs a token that may write: set HF_TOKEN, or run `hf auth login`.")
     return HfApi(token=token)
 
 
@@ -230,9 +222,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a table, into this file")
     parser.add_argument("--inspect", action="store_true", help="write logs for Inspect")
-    parser.add_argument(
-        "--inspect-folder", type=Path, metavar="FOLDER", help="where they go instead of inspect/ of the run"
-    )
+    parser.add_argument("--inspect-folder", type=Path, metavar="FOLDER", help="default: inspect/ of the run")
     parser.add_argument("--hub", metavar="OWNER/NAME", help="put the newest policy on the Hugging Face hub")
     parser.add_argument("--public", action="store_true", help="let all see it there")
     options = parser.parse_args(arguments)

@@ -62,12 +62,8 @@ def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler)
     tasks = workload.train_dataset
     if not 0 <= number < len(tasks):
         raise ConfigError(f"--task {number}: the training set has the tasks 0 to {len(tasks) - 1}.")
-    request = RolloutRequest(
-        rollout_id="play/0",
-        group_id="play",
-        task=tasks[number],
-        params=SamplingParams(temperature=config.rollout.temperature),
-    )
+    params = SamplingParams(temperature=config.rollout.temperature)
+    request = RolloutRequest(rollout_id="play/0", group_id="play", task=tasks[number], params=params)
     agent, env = workload.pair.make_agent(), workload.pair.make_env(request)
     limits = RolloutLimits(max_steps=config.rollout.max_steps)
     loop = asyncio.new_event_loop()

@@ -17,7 +17,6 @@ something differs from what was recorded.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,6 @@ from launch.training.recomputation import (
     Recomputation,
     Recomputed,
     number_differences,
-    ray_session,
     started_learner,
     weight_differences,
 )
@@ -193,23 +191,6 @@ def _group_cell(group_id: str, update: Recomputed) -> str:
 # -- the command ---------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    options = command_parser("replay", __doc__)
-    options.add_argument("run", type=Path, help="folder of a run, its run.directory")
-    options.add_argument("--update", type=int, required=True, help="number of the update, from 1")
-    options.add_argument(
-        "--reward",
-        metavar="MODULE:FUNCTION",
-        help="a reward function, as an environment's reward_fn, that grades the\nrecorded answers anew",
-    )
-    options.add_argument("--without", type=int, metavar="GROUP", help="number of a group that is left out")
-    options.add_argument(
-        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)},\nsuch as algorithm.name=dr_grpo"
-    )
-    return options
-
-
 @contextmanager
 def scratch_folder(run: Path) -> Iterator[Path]:
     """A folder inside that of ``run``, which all ranks of a learner can reach. It ends with the block."""
@@ -222,10 +203,24 @@ def scratch_folder(run: Path) -> Iterator[Path]:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 the same, 1 something differs, 2 for a printed reason."""
-    options = parser().parse_intermixed_args(arguments)
+    from launch.cluster.session import connected  # it loads Serve
+
+    parser = command_parser("replay", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a run, its run.directory")
+    parser.add_argument("--update", type=int, required=True, help="number of the update, from 1")
+    parser.add_argument(
+        "--reward",
+        metavar="MODULE:FUNCTION",
+        help="a reward function, as an environment's reward_fn, that grades the\nrecorded answers anew",
+    )
+    parser.add_argument("--without", type=int, metavar="GROUP", help="number of a group that is left out")
+    parser.add_argument(
+        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)},\nsuch as algorithm.name=dr_grpo"
+    )
+    options = parser.parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)
     run = PastRun(options.run)
-    with scratch_folder(options.run) as scratch, ray_session():
+    with scratch_folder(options.run) as scratch, connected():
         replayed = Replay(run, scratch, started_learner, print).replay(options.update, change)
     return 0 if replayed.is_same else 1
 

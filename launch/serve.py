@@ -26,7 +26,7 @@ from launch.run_folder.model_paths import (
     versions_of,
 )
 from launch.settings.command import Command
-from launch.settings.tree import TrainConfig, without_training
+from launch.settings.tree import LIMITS, TrainConfig, without_training
 from launch.validation.resources import check_gpus
 from launch.validation.serving import (
     DEFAULT_PORT,
@@ -145,9 +145,7 @@ def chosen_model(path: str | None) -> str:
 def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, str]:
     """The folders of ``server.adapters`` by name. Raises ``ConfigError`` for what cannot be served."""
     if MODEL_NAME in adapters:
-        raise ConfigError(
-            f"server.adapters has {MODEL_NAME!r}, the name of the model itself: choose another one."
-        )
+        raise ConfigError(f"server.adapters has {MODEL_NAME!r}, the model's own name: choose another one.")
     folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
     checkpoint = Path(model_path).resolve().parent
     for name, folder in folders.items():
@@ -216,17 +214,11 @@ COMMAND = Command(
         "workload",
         "seed",
         "model",
-        "rollout.max_steps",
-        "rollout.max_prompt_tokens",
-        "rollout.max_response_tokens",
-        "rollout.max_turn_tokens",
-        "rollout.timeout_seconds",
+        *(f"rollout.{each}" for each in LIMITS),
         "fleet",
         "server",
     ),
-    left_out={
-        "server.weights": "Weights are published in training only.",
-    },
+    left_out={"server.weights": "Weights are published in training only."},
 )
 
 

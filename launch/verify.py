@@ -11,7 +11,6 @@ line that begins with "sound" or "BROKEN". Nothing is written, and neither Ray n
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -19,19 +18,14 @@ from environments.command_name import command_parser, explained
 from launch.reporting.audit import audit, is_complete, read_run, score_reached
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    options = command_parser("verify", __doc__)
-    options.add_argument("run", type=Path, help="folder of a run, its run.directory")
-    options.add_argument("--ended", action="store_true", help="check too that all updates were made")
-    options.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
-    return options
-
-
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 sound, 1 broken, 2 not checked, for a printed reason."""
-    options = parser().parse_args(arguments)
+    parser = command_parser("verify", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a run, its run.directory")
+    parser.add_argument("--ended", action="store_true", help="check too that all updates were made")
+    parser.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
+    options = parser.parse_args(arguments)
     run = read_run(options.run)
     findings = audit(run)
     if options.ended:

@@ -62,25 +62,23 @@ class Workload:
         return pair_of(self.agent_class, self.env_class, self.rollout, self.agent_args, self.env_args)
 
 
-def load_workload(module_name: str | None, seed: int) -> Workload:
+def load_workload(name: str | None, seed: int) -> Workload:
     """Call ``workload(seed)`` of the module.
 
     Raises:
         ConfigError: no module was named, it does not exist, it has no such function, or its code fails.
     """
-    if module_name is None:
+    if name is None:
         raise ConfigError(
             "No workload: choose a recipe of Troupe's, such as recipe=calculator, name a file of tasks, such "
             "as dataset=tasks.jsonl reward=math, or name your own module with workload=my_module (it defines "
             "workload(seed) -> launch.workload.Workload)."
         )
-    setting = f"workload={module_name!r}"
-    make = vars(load_module(setting, module_name)).get("workload")
+    setting = f"workload={name!r}"
+    make = vars(load_module(setting, name)).get("workload")
     if not callable(make):
         raise ConfigError(f"{setting}: the module has no workload(seed) -> launch.workload.Workload.")
     workload = call_own(setting, make, seed)
     if not isinstance(workload, Workload):
-        raise ConfigError(
-            f"{module_name}.workload({seed}) returned {type(workload).__name__}, not a Workload."
-        )
+        raise ConfigError(f"{name}.workload({seed}) returned {type(workload).__name__}, not a Workload.")
     return workload

@@ -199,7 +199,6 @@ class SimulatedTraining:
             Path(folder, "policy").write_text(" ".join(each.hex() for each in self.policy.weights))
 
         self.state.save(self.rollouts.state(), save_policy)
-        self.state.close()
 
     def rollouts_until(self, success: float, most_updates: int = 2000) -> int:
         """Rollouts until the policy has that success."""

@@ -56,9 +56,7 @@ def _check_deployable(config: TrainConfig, settings: list[str]) -> None:
             "by the same path, such as model.path=/shared/runs/a."
         )
     for setting in sorted({"server.http_host", "server.http_port"}.intersection(named_settings(settings))):
-        raise ConfigError(
-            f"{setting} has no effect here: leave it out, and set http_options of the Serve config file."
-        )
+        raise ConfigError(f"{setting} has no effect here: set http_options of the Serve config file.")
     if not read_keys(config.server.access.keys_file):
         raise ConfigError(
             f"There is no key, and Serve may listen on any address: set {KEYS_VARIABLE}=name:key in the "

@@ -79,9 +79,7 @@ def _conflict(wanted: str, there: str, applications: dict[str, dict[str, Any]]) 
         at_root = {name: each for name, each in applications.items() if each["route_prefix"] == "/"}
         if not at_root:
             return None
-        return (
-            f"this cluster's Serve serves {_named(at_root)} there already. End that, or use another cluster."
-        )
+        return f"this cluster's Serve serves {_named(at_root)} there. End that, or use another cluster."
     if not applications:
         return None
     has = f"the address {there}" if there else "no HTTP address"

@@ -48,39 +48,31 @@ def policy_app(
     """
     config = without_training(config)
     server = with_threads(config, model.path).server
-    started_ray = session.connect()
-    app: PolicyApp | None = None
-    try:
-        interrupts = Interrupts()
-        with interrupts.installed(), ExitStack() as turn:  # after Ray, which puts a handler of its own
-            session.check_resources(config)  # in the place of SIGTERM's
-            if not started_ray:
-                turn.callback(_turn(config, model.path).end)
-            store = start_actor(WeightStore, **beside_driver())
-            name = f"policy-{uuid.uuid4().hex[:8]}"
-            app = PolicyApp(
-                name,
-                model,
-                server,
-                store,
-                agents={} if workload is None else agents(config, workload, name, model),
-                pinned=pinned,
-            )
+    interrupts = Interrupts()
+    with (
+        session.connected() as started_ray,
+        ExitStack() as ending,
+        interrupts.installed(),  # after Ray, which puts a handler of its own in the place of SIGTERM's
+        ExitStack() as turn,
+    ):
+        session.check_resources(config)
+        if not started_ray:
+            turn.callback(_turn(config, model.path).end)
+        store = start_actor(WeightStore, **beside_driver())
+        name = f"policy-{uuid.uuid4().hex[:8]}"
+        served_agents = {} if workload is None else agents(config, workload, name, model)
+        app = PolicyApp(name, model, server, store, agents=served_agents, pinned=pinned)
+        if not started_ray:
+            ending.callback(ray.kill, store)
+            ending.callback(app.stop)
+        ending.callback(app.end_conversations)
 
-            def start() -> None:
-                app.start()
-                turn.close()
-                interrupts.raise_if_interrupted()
+        def start() -> None:
+            app.start()
+            turn.close()
+            interrupts.raise_if_interrupted()
 
-            yield app, start
-    finally:
-        if app is not None:
-            app.end_conversations()
-        if started_ray:
-            session.end()
-        elif app is not None:
-            app.stop()
-            ray.kill(store)
+        yield app, start
 
 
 def _turn(config: TrainConfig, model_path: str) -> Turn:

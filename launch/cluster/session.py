@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 import ray
@@ -65,6 +65,17 @@ def end() -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(ours, timeout=5)
+
+
+@contextmanager
+def connected() -> Iterator[bool]:
+    """Connect to Ray for the block, which gets whether we started the cluster: that ends with it then."""
+    started_here = connect()
+    try:
+        yield started_here
+    finally:
+        if started_here:
+            end()
 
 
 def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None:

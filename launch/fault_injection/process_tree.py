@@ -60,8 +60,7 @@ class ProcessTree:
                     if Path(file.path).name == LOCK:
                         return Path(file.path).parent
         raise ConfigError(
-            f"No process below {self.below} holds the folder of a run: name that folder with --run, or wait "
-            "until the run has said where it is."
+            f"No process below {self.below} holds a run's folder: name that folder with --run, or wait."
         )
 
     def left_over(self, seconds: float = PROCESSES_END_SECONDS) -> Finding:

@@ -10,10 +10,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ray.experimental import internal_kv
 
@@ -49,7 +48,7 @@ class RunHeartbeat:
     folder: str
     pid: int
     host: str
-    fleets: tuple[str, ...]
+    fleets: Sequence[str]
     activity: str
     seconds: float
     idle_seconds: float
@@ -64,8 +63,7 @@ def run_heartbeats() -> list[RunHeartbeat]:
     for key in internal_kv._internal_kv_list(KEY_PREFIX, namespace=NAMESPACE):
         text = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
         if text is not None:  # else it ended while we looked
-            fields: dict[str, Any] = json.loads(text)
-            found.append(RunHeartbeat(**fields | {"fleets": tuple(fields["fleets"])}))
+            found.append(RunHeartbeat(**json.loads(text)))
     return sorted(found, key=lambda heartbeat: (heartbeat.folder, heartbeat.pid))
 
 

@@ -10,6 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -29,11 +30,11 @@ from launch.health.run_report import Process, RunReport
 
 def inspect(heartbeat: RunHeartbeat) -> RunReport:
     """The state of the run that ``heartbeat`` is of, as far as its parts answer."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    other_nodes = {
-        node["NodeManagerHostname"]: _processes.options(**on_node(node["NodeID"])).remote()
-        for node in nodes
-        if node["NodeManagerHostname"] != socket.gethostname()
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    nodes = {
+        f"the node {host}": _processes.options(**on_node(node)).remote()
+        for node, host in hosts.items()
+        if host != socket.gethostname()
     }
     calls = {}
     for name in heartbeat.fleets:
@@ -42,7 +43,7 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
             break  # the first one is that of the training
     answers, unanswered, errors = _answers(calls)
     fleet: FleetReport | None = answers.get("the fleet")
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
+    calls = {}
 
     def place(node: str) -> str:
         """Words that name a sampling actor other than that beside the driver."""
@@ -54,26 +55,21 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
         calls = {f"the sampling actor{name}": each.waiting.remote() for name, each in samplers.items()}
         calls |= {f"the queue of requests{name}": each.status.remote() for name, each in samplers.items()}
         calls["the stream's queue"] = fleet.stream.qsize.remote()
-        further, silent, broken = _answers(calls)
-        answers, unanswered, errors = answers | further, unanswered + silent, errors + broken
     processes = list(processes_here())
-    found, silent, broken = _answers(other_nodes)
-    for each in found.values():
-        processes += each
-    unanswered += [f"the node {name}" for name in silent]
+    answers, silent, broken = _answers(calls | nodes)
     stream = None
     if fleet is not None and "the stream's queue" in answers:
         stream = (answers["the stream's queue"] + fleet.num_undelivered, STREAM_CAPACITY)
     return RunReport(
         heartbeat=heartbeat,
         silent_seconds=max(0.0, time.time() - heartbeat.sent_at),
-        processes=sorted(processes),
+        processes=sorted(chain(processes, *_of("the node", answers))),
         fleet=fleet,
         waiting=dict(ChainMap(*_of("the sampling actor", answers))),
         sampling=combined(queues) if (queues := _of("the queue of requests", answers)) else None,
         stream=stream,
         free=ray.available_resources(),
-        unanswered=unanswered,
+        unanswered=unanswered + silent,
         errors=errors + broken,
         hosts=hosts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -57,17 +57,13 @@ def members(below: int | None = None) -> list[Member]:
     Raises:
         ConfigError: there is no process ``below``.
     """
-    return sorted(_members(below))
-
-
-def _members(below: int | None) -> Iterator[Member]:
+    found = []
     for process in _processes(below):
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is somebody else's
             role, status = role_of(" ".join(process.cmdline())), process.status()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # it ended while we looked, or is somebody else's
-        if role is not None and status != psutil.STATUS_ZOMBIE:
-            yield Member(role, process.pid, status == psutil.STATUS_STOPPED)
+            if role is not None and status != psutil.STATUS_ZOMBIE:
+                found.append(Member(role, process.pid, status == psutil.STATUS_STOPPED))
+    return sorted(found)
 
 
 def _processes(below: int | None) -> list[psutil.Process]:

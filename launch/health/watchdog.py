@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from textwrap import indent
 
 import psutil
@@ -19,6 +20,7 @@ from launch.health.heartbeat import HeartbeatSender
 from launch.health.members import is_alive
 
 
+@dataclass
 class Watchdog:
     """Watches a training from a thread, until ``stop``.
 
@@ -31,24 +33,19 @@ class Watchdog:
         raylet: Ray's process on this node, with which all actors here die.
     """
 
-    def __init__(
-        self,
-        report_seconds: float,
-        limit_seconds: float,
-        idle_seconds: Callable[[], float],
-        report: Callable[[], str],
-        announce: Callable[[str], None],
-        end: Callable[[Exception], None],
-        sender: HeartbeatSender,
-        raylet: psutil.Process | None,
-    ) -> None:
-        self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
-        self._idle_seconds, self._report = idle_seconds, report
-        self._announce, self._end, self._sender = announce, end, sender
-        self._raylet = raylet
-        self._stopped = threading.Event()
-        self._has_reported = False
-        self._thread = in_background(self._watch, "watchdog")
+    report_seconds: float
+    limit_seconds: float
+    idle_seconds: Callable[[], float]
+    report: Callable[[], str]
+    announce: Callable[[str], None]
+    end: Callable[[Exception], None]
+    sender: HeartbeatSender
+    raylet: psutil.Process | None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _has_reported: bool = False
+
+    def __post_init__(self) -> None:
+        in_background(self._watch, "watchdog")
 
     def _watch(self) -> None:
         """consumes time · waits for the next tick · produces a report for a stall, or the run's end"""
@@ -64,9 +61,9 @@ class Watchdog:
 
         The end is not waited for by ticks: at its next access to Ray's objects, Ray ends this process.
         """
-        if self._raylet is None or not is_alive(self._raylet):
+        if self.raylet is None or not is_alive(self.raylet):
             return self._stopped.wait(HEARTBEAT_SECONDS)
-        descriptor = os.pidfd_open(self._raylet.pid)
+        descriptor = os.pidfd_open(self.raylet.pid)
         try:
             select.select([descriptor], [], [], HEARTBEAT_SECONDS)
         finally:
@@ -75,10 +72,10 @@ class Watchdog:
 
     def _end_if_due(self) -> bool:
         """Act on what there is to see; return whether the run was ended."""
-        silent = time.monotonic() - self._sender.last_sent
-        if self._raylet is not None and not is_alive(self._raylet):
+        silent = time.monotonic() - self.sender.last_sent
+        if self.raylet is not None and not is_alive(self.raylet):
             return self._end_at_once(
-                f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, "
+                f"The raylet of this node (process {self.raylet.pid} on {socket.gethostname()}) has died, "
                 "and with it all of Ray's actors here: it was killed, or the machine was short of memory."
             )
         if silent > HEAD_SILENCE_SECONDS:
@@ -86,25 +83,25 @@ class Watchdog:
                 f"Ray's head process (gcs_server) has not answered for {silent:.0f} s: it has died, hangs, "
                 "or its node was cut off. `ray start --head` starts a new cluster."
             )
-        idle = self._idle_seconds()
-        if idle < self._report_seconds:
+        idle = self.idle_seconds()
+        if idle < self.report_seconds:
             self._has_reported = False
         elif not self._has_reported:
             self._has_reported = True
-            self._announce(f"Nothing has moved for {idle:.0f} s.\n{indent(self._report(), '  ')}")
-        if self._limit_seconds and idle > self._limit_seconds:
-            self._end(
+            self.announce(f"Nothing has moved for {idle:.0f} s.\n{indent(self.report(), '  ')}")
+        if self.limit_seconds and idle > self.limit_seconds:
+            self.end(
                 TroupeError(
                     f"Nothing has moved for {idle:.0f} s, so the run ends (run.stall_limit_seconds="
-                    f"{self._limit_seconds:g}). {self._report().splitlines()[-1]}"
+                    f"{self.limit_seconds:g}). {self.report().splitlines()[-1]}"
                 )
             )
             return True
         return False
 
     def _end_at_once(self, text: str) -> bool:
-        self._announce(text)  # now: Ray may end this process before its last words
-        self._end(TroupeError(text))
+        self.announce(text)  # now: Ray may end this process before its last words
+        self.end(TroupeError(text))
         return True
 
     def stop(self) -> None:

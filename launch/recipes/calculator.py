@@ -7,12 +7,11 @@ solves the task. Reinforcement finds out which of the two ways of the demonstrat
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from typing import Any
 
 from environments import Dataset, ToolEnvironment, math_reward_fn
-from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate, written_call
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -85,8 +84,8 @@ def _script(task: dict[str, str], rng: random.Random) -> Script:
         replies = [f"\\boxed{{{guess}}}"]
     else:
         expression = task["question"].removeprefix("What is ").removesuffix("?")
-        call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
-        replies = [f"<tool_call>\n{call}\n</tool_call>", f"\\boxed{{{task['ground_truth']}}}"]
+        call = written_call("calculator", expression=expression)
+        replies = [call, f"\\boxed{{{task['ground_truth']}}}"]
     return task, replies
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, overload
@@ -44,6 +45,12 @@ class Demonstrations(Sequence[list[Message]], Generic[Script]):
     def with_rewards(self) -> Iterator[Demonstration]:
         """Play all of them."""
         return map(self.play, self.scripts)
+
+
+def written_call(tool: str, **arguments: str) -> str:
+    """A call of ``tool`` as the agents of the recipes write it."""
+    call = json.dumps({"name": tool, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> Demonstration:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from environments import ToolEnvironment
 from environments.data.search_questions import search_passages, search_questions
 from environments.rewards.search import search_reward_fn
 from environments.tools.retrieval import LocalRetrievalTool
-from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate
+from launch.recipes.demonstration import Demonstration, Demonstrations, demonstrate, written_call
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -53,6 +52,5 @@ def _demonstration(task: dict[str, Any]) -> Demonstration:
 
 def oracle_replies(task: dict[str, Any]) -> list[str]:
     """The replies of a model that knows the passages: one search for each of them, then the answer."""
-    calls = [{"name": "local_search", "arguments": {"query": title}} for title in task["supporting_facts"]]
-    searches = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
+    searches = [written_call("local_search", query=title) for title in task["supporting_facts"]]
     return [*searches, f"\\boxed{{{task['answer']}}}"]

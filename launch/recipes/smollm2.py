@@ -7,7 +7,6 @@ model calls in one of ten answers, and then wrongly; after two, one of four answ
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +14,15 @@ from environments import RewardOutput, ToolEnvironment
 from environments.rewards.boxed import last_boxed
 from environments.types import Message
 from launch.recipes import calculator
+from launch.recipes.demonstration import written_call
 from launch.workload import Workload
 
 
 def worked_example(question: str, expression: str, answer: str) -> list[Message]:
     """A problem that is solved by the calculator, as the messages of its conversation."""
-    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
     return [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+        {"role": "assistant", "content": written_call("calculator", expression=expression)},
         {"role": "tool", "content": answer},
         {"role": "assistant", "content": f"\\boxed{{{answer}}}"},
     ]
@@ -31,12 +30,7 @@ def worked_example(question: str, expression: str, answer: str) -> list[Message]
 
 def agent_args(examples: list[Message]) -> dict[str, Any]:
     """Arguments of a ``ToolAgent`` with the calculator, which is shown ``examples`` before each task."""
-    return {
-        "system_prompt": "Use the calculator.",
-        "parser_name": "hermes-brief",
-        "tools": ["calculator"],
-        "examples": examples,
-    }
+    return {**calculator.AGENT_ARGS, "system_prompt": "Use the calculator.", "examples": examples}
 
 
 def number_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:

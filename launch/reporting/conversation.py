@@ -23,13 +23,10 @@ def conversation(trajectory: Trajectory) -> str:
     return "\n".join(INDENT + line for line in lines)
 
 
-def best_and_worst(trajectories: Sequence[Trajectory], number: int) -> list[Trajectory]:
-    """Choose at most ``number`` of the trajectories: the best and the worst by turns, the best one first."""
-    ordered = sorted(trajectories, key=lambda each: -each.reward)
-    chosen: list[Trajectory] = []
-    while ordered and len(chosen) < number:
-        chosen.append(ordered.pop(-1 if len(chosen) % 2 else 0))
-    return chosen
+def best_and_worst(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The best of the trajectories and the worst one; one alone is both."""
+    best, *others = sorted(trajectories, key=lambda each: -each.reward)
+    return [best, *others[-1:]]
 
 
 def _ending(trajectory: Trajectory) -> str:

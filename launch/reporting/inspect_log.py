@@ -22,14 +22,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import Json, plain_json
 from environments.disk import replaced
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
 from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory, trajectory_path
-
-Json = dict[str, Any]
 
 FORMAT_VERSION = 2
 """``LOG_SCHEMA_VERSION`` of inspect_ai."""
@@ -37,6 +35,8 @@ AGENT = "agent"
 """Stands for the model in turns that the agent's own code decided."""
 SHORT = 1000
 """Characters of a text in a summary, at most; inspect_ai shortens them so, too."""
+SUMMARISED = ("id", "epoch", "target", "scores", "model_usage", "total_time", "turn_count")
+"""Parts of a sample that its summary repeats."""
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 
 
@@ -267,15 +267,11 @@ def _summary(sample: Json) -> Json:
     """The row of a sample in the list of all."""
     error, limit = sample.get("error"), sample.get("limit")
     return {
-        **{
-            name: sample[name]
-            for name in ("id", "epoch", "target", "model_usage", "total_time", "turn_count")
-        },
+        **{name: sample[name] for name in SUMMARISED},
         "input": _shown(sample["input"])[:SHORT],
         "metadata": {
             key: value for key, value in sample["metadata"].items() if len(json.dumps(value)) < SHORT
         },
-        "scores": sample["scores"],
         "error": error and error["message"][:SHORT],
         "limit": limit and limit["type"],
         "limit_reason": limit and limit["reason"],

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import Json, plain_json
 from environments.messages import MessageTable
 from environments.prefix_tree import Span
 from environments.types import Message, Step
-
-Json = dict[str, Any]
 
 FIELDS = {
     "system": {"role", "content"},
@@ -71,10 +69,8 @@ class MessagePool:
     def _add(self, message: Message) -> None:
         place = len(self.messages)
         short = inspect_message(message, f"message-{place}")
-        if short["role"] == "tool":
-            call = _answered_call(self.now, message)
-            if call is not None:
-                short |= {"tool_call_id": call["id"], "function": call["function"]}
+        if short["role"] == "tool" and (call := _answered_call(self.now, message)):
+            short |= {"tool_call_id": call["id"], "function": call["function"]}
         self.messages.append(short)
         self._places.append(place)
 
@@ -89,15 +85,9 @@ class MessagePool:
         answers = []
         for index in range(begin, end):
             message = self.messages[self._places[index]]
-            call = _answered_call(self.now[:index], message) if message["role"] == "tool" else None
-            if call is not None:
-                answers.append(
-                    {
-                        **{name: call[name] for name in ("id", "function", "arguments")},
-                        "result": message["content"],
-                        "message_id": message["id"],
-                    }
-                )
+            if message["role"] == "tool" and (call := _answered_call(self.now[:index], message)):
+                own = {name: call[name] for name in ("id", "function", "arguments")}
+                answers.append({**own, "result": message["content"], "message_id": message["id"]})
         return answers
 
 

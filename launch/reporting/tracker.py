@@ -91,12 +91,9 @@ class Tracker:
 
     def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Announce how many rollouts failed or ran out of time, with the first error."""
-        trajectories = [each for group in groups for each in group.trajectories]
-        errors = [each.error for each in trajectories if has_failed(each)]
-        if errors:
-            self.announce(
-                f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
-            )
+        played = [each for group in groups for each in group.trajectories]
+        if errors := [each.error for each in played if has_failed(each)]:
+            self.announce(f"{len(errors)} of {len(played)} rollouts failed, the first with: {errors[0]}")
 
     def offline_step(self, stage: str, step: int, num_steps: int, text: str) -> None:
         """Progress of a stage that rolls out nothing, such as the warm start.
@@ -179,11 +176,9 @@ class Tracker:
         self.announce(f"Look at it: {command_name('view')} {self._directory}")
 
     def close(self) -> None:
-        """Draw the learning curve and the timeline, and close the files."""
+        """Close the trackers, and draw the learning curve and the timeline."""
         if self._has_passing_line:
             self._print("")
-        self._file.close()
-        self._alarms.close()
         self._trackers.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):

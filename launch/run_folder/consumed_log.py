@@ -22,7 +22,7 @@ class Consumed(TypedDict):
     """Ids of the rollouts in groups that were not, by the reason."""
 
 
-class ConsumedLog:
+class ConsumedLog(JsonlLog):
     """Writes ``consumed.jsonl`` in the folder of a run, a line per update.
 
     A line is written before the checkpoint of its step, so that a checkpoint never knows of a step that the
@@ -35,16 +35,12 @@ class ConsumedLog:
     """
 
     def __init__(self, directory: Path, last_step: int) -> None:
-        self._file = JsonlLog(directory / CONSUMED_LOG, last_step)
+        super().__init__(directory / CONSUMED_LOG, last_step)
 
     def record(self, step: int, trained: Sequence[str], dropped: Mapping[str, Sequence[str]]) -> None:
         """Write down what the update ``step`` has consumed: rollout ids, the dropped ones by reason."""
         reasons = {reason: list(ids) for reason, ids in dropped.items() if ids}
-        self._file.append({"step": step, "trained": list(trained), "dropped": reasons})
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        self.append({"step": step, "trained": list(trained), "dropped": reasons})
 
 
 def read_consumed_log(directory: Path) -> list[Consumed]:

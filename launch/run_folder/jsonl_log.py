@@ -28,17 +28,14 @@ class JsonlLog:
         """Records that were there already and stay."""
         with replaced(path) as unfinished:
             unfinished.write_text("".join(json.dumps(each) + "\n" for each in self.kept), encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record, which is on the disk on return."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

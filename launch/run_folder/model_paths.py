@@ -66,9 +66,7 @@ def adapter_folder(name: str, path: str) -> str:
     for folder in candidates:
         if (folder / ADAPTER_CONFIG).is_file():
             if "r" not in adapter_config(folder):
-                raise ConfigError(
-                    f"server.adapters={{{name}: {path}}} is no LoRA adapter, and no other is served."
-                )
+                raise ConfigError(f"server.adapters={{{name}: {path}}} is no LoRA adapter: leave it out.")
             return str(folder.absolute())
     raise ConfigError(
         f"server.adapters={{{name}: {path}}} names no adapter (looked for {ADAPTER_CONFIG} in "

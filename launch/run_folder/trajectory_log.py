@@ -117,8 +117,7 @@ def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
         return [_kept(json.loads(line)) for line in text.splitlines()]
     except FileNotFoundError:
         raise TroupeError(
-            f"{path} does not exist: run.trajectories_kept says how many of a run's steps keep their "
-            "trajectories."
+            f"{path} does not exist: run.trajectories_kept says of how many steps a run keeps them."
         ) from None
     except (LookupError, TypeError, ValueError) as error:
         raise TroupeError(f"{path} holds no trajectories ({error!r}): repair or delete it.") from error

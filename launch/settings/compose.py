@@ -139,12 +139,8 @@ def _readable(error: Exception) -> str:
     text = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     text = f"{text} {cause}".strip()
-    recipe = re.search(r"Could not find 'recipe/([^']*)'", text)
-    if recipe:
-        return (
-            unknown("recipe", recipe[1], recipe_names())
-            + " Or name a module of your own: workload=my_module."
-        )
+    if recipe := re.search(r"Could not find 'recipe/([^']*)'", text):
+        return f"{unknown('recipe', recipe[1], recipe_names())} Or name a module: workload=my_module."
     section = re.search(r"override '?\+?([\w.]+)", text)
     if "Cannot convert 'dict'" in text and section:  # a part of a setting that has none
         return unknown("setting", section[1], field_names())

@@ -30,6 +30,8 @@ ROLLOUTS_OF_AN_UPDATE: Any = "${rollouts_of_an_update:}"
 """A default that OmegaConf works out from the other settings: ``rollouts_of_an_update``."""
 TASKS, COMPLETION = "tasks", "completion"
 """Orders in which groups are trained on."""
+LIMITS = ("max_steps", "max_prompt_tokens", "max_response_tokens", "max_turn_tokens", "timeout_seconds")
+"""Settings of ``rollout`` that limit a trajectory."""
 
 
 @dataclass
@@ -204,14 +206,8 @@ class RolloutConfig:
 
     def limits(self, overlong_filter: bool = False) -> RolloutLimits:
         """The limits of one trajectory."""
-        return RolloutLimits(
-            max_steps=self.max_steps,
-            max_prompt_tokens=self.max_prompt_tokens,
-            max_response_tokens=self.max_response_tokens,
-            max_turn_tokens=self.max_turn_tokens,
-            overlong_filter=overlong_filter,
-            timeout_seconds=self.timeout_seconds,
-        )
+        own = {each: getattr(self, each) for each in LIMITS}
+        return RolloutLimits(**own, overlong_filter=overlong_filter)
 
 
 @dataclass

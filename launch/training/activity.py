@@ -50,22 +50,14 @@ class Activity:
             self._present = (phrase, time.monotonic())
 
     @contextmanager
-    def during_start(self, part: str) -> Iterator[None]:
-        """Enter the activity ``part`` of ``START_PHRASES`` for the block, and return to the one before."""
-        before = self.name
-        self.begin(START_PHRASES[part])
-        try:
-            yield
-        finally:
-            self.begin(before)
-
-    @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Enter the activity ``name`` of ``ACTIVITIES`` for the block, and return to the one before."""
+        """Enter the activity ``name`` of ``ACTIVITIES``, or the start of a part in ``START_PHRASES``, for the
+        block, and return to the one before.
+        """
         before = self.name
-        self._present = (ACTIVITIES[name][0], time.monotonic())
+        self.begin(START_PHRASES[name] if name in START_PHRASES else ACTIVITIES[name][0])
         try:
             yield
             self._ended[name] = time.monotonic()
         finally:
-            self._present = (before, time.monotonic())
+            self.begin(before)

@@ -73,16 +73,15 @@ class LogprobProbe:
         output: TokenOutput = ray.get(answer, timeout=PROBE_ANSWER_SECONDS)
         if set(output.token_versions) != {version}:
             return []
-        return [
-            TrainingSample(
-                sample_id=f"probe/{version}#0",
-                prompt_ids=self._prompt_ids,
-                response_ids=output.token_ids,
-                loss_mask=(1,) * len(output.token_ids),
-                rollout_logprobs=output.logprobs,
-                policy_version=version,
-            )
-        ]
+        sample = TrainingSample(
+            sample_id=f"probe/{version}#0",
+            prompt_ids=self._prompt_ids,
+            response_ids=output.token_ids,
+            loss_mask=(1,) * len(output.token_ids),
+            rollout_logprobs=output.logprobs,
+            policy_version=version,
+        )
+        return [sample]
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class TrainingLoop:
         if run.rollouts.have_begun:
             return
         for service in self.services[:1]:
-            with self.activity.during_start("server"):
+            with self.activity.during("server"):
                 self._wait_for_server(service)
             self._announce_server()
             service.stream.watch(run.learner.check_ranks)
@@ -153,10 +153,8 @@ class TrainingLoop:
 
     def _announce_server(self) -> None:
         """Announce what serves the policy, and where OpenAI clients find it if they do: a run needs none."""
-        announce, config, server = self.run.tracker.announce, self.run.config, self.run.config.server
-        announce(
-            f"Policy server: {server.num_replicas} replica(s); {config.fleet.num_actors} rollout actors."
-        )
+        announce, fleet, server = self.run.tracker.announce, self.run.config.fleet, self.run.config.server
+        announce(f"Policy server: {server.num_replicas} replica(s); {fleet.num_actors} rollout actors.")
         if server.http_port is None:
             return
         url = client_url(server.http_host, server.http_port)

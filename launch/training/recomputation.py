@@ -31,19 +31,6 @@ TOKEN_MEAN = "token-mean"
 
 
 @contextmanager
-def ray_session() -> Iterator[None]:
-    """Connect to Ray; a cluster that is started here ends with the block."""
-    from launch.cluster import session
-
-    started_here = session.connect()
-    try:
-        yield
-    finally:
-        if started_here:
-            session.end()
-
-
-@contextmanager
 def started_learner(run: PastRun, config: TrainConfig, stage: Stage) -> Iterator[LearnerGroup]:
     """The learner that a training of ``config`` has in ``stage``. It ends with the block."""
     import ray
@@ -121,10 +108,7 @@ class Recomputation(UpdateParts):
         gradients = {} if state is None else self._gradients(prepared, state)
         learned = learn(stage, self.learner, prepared, progress.step)
         progress.version += bool(learned.num_optimizer_steps)
-        progress.step += 1
-        stage.count_steps(self)
-        if prepared.kl_coef is not None:
-            progress.kl_coef = prepared.kl_coef
+        stage.count_update(self, prepared)
         return Recomputed(selection=selection, metrics=prepared.metrics_with(learned), gradients=gradients)
 
     def _gradients(self, prepared: PreparedUpdate, state: Path) -> dict[str, float]:

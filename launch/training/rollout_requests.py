@@ -24,11 +24,7 @@ def group_name(number: int) -> str:
 
 
 def group_requests(
-    config: TrainConfig,
-    task: Row,
-    greedy_baseline: bool,
-    number: int,
-    version: int,
+    config: TrainConfig, task: Row, greedy_baseline: bool, number: int, version: int
 ) -> list[RolloutRequest]:
     """``group_size`` rollouts of a task, and, for ReMax, a greedy one beside them.
 
@@ -45,7 +41,8 @@ def group_requests(
     if greedy_baseline:
         temperatures[f"{name}/{BASELINE}"] = 0.0
     forks = _forks(ids, config.rollout.forks.roots or len(ids))
-    num_forks = Counter(fork.parent for fork in forks.values())
+    counts = Counter(fork.parent for fork in forks.values())
+    points = {each: ForkPoints(num_forks=count, at=config.rollout.forks.at) for each, count in counts.items()}
     return [
         RolloutRequest(
             rollout_id=rollout_id,
@@ -56,9 +53,7 @@ def group_requests(
             env_seed=environment_seed(config.seed, name),
             min_version=version,
             fork=forks.get(rollout_id),
-            forked_at=ForkPoints(num_forks=num_forks[rollout_id], at=config.rollout.forks.at)
-            if num_forks[rollout_id]
-            else None,
+            forked_at=points.get(rollout_id),
         )
         for rollout_id, temperature in temperatures.items()
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from actors.rollouts.rollout import RolloutRequest
@@ -42,14 +41,6 @@ class RolloutSource(Protocol):
     def finished(self) -> list[Trajectory]:
         """Trajectories that a checkpoint has to keep: they are here, and their groups were not taken."""
         ...
-
-
-@dataclass(frozen=True)
-class TakenGroup:
-    """A group that the present update is made of, or that was dropped for it."""
-
-    requested: RequestedGroup
-    group: TrajectoryGroup
 
 
 class Rollouts:
@@ -94,8 +85,8 @@ class Rollouts:
         """Number of the next group that will be requested."""
         self._waiting: list[RequestedGroup] = []
         """Requested and not taken, by their numbers."""
-        self._taken: list[TakenGroup] = []
-        """Taken since the last ``commit``."""
+        self._taken: dict[RequestedGroup, TrajectoryGroup] = {}
+        """Taken since the last ``commit``: the groups of the present update, and those dropped for it."""
         self._num_dropped = 0
         """Groups of ``_taken`` that gave back their slots."""
         self._put_back: dict[str, TrajectoryGroup] = {}
@@ -163,15 +154,15 @@ class Rollouts:
         group = self._source.take(*by_name) if again is None else self._put_back.pop(again)
         requested = by_name[group.group_id]
         self._waiting.remove(requested)
-        self._taken.append(TakenGroup(requested, group))
+        self._taken[requested] = group
         self._plan.record_failures(group, self.num_requested)
         return group
 
     def put_back(self) -> None:
         """Have the groups taken again that were taken for an update which was not made."""
-        self._put_back |= {each.group.group_id: each.group for each in self._taken}
+        self._put_back |= {group.group_id: group for group in self._taken.values()}
         self._waiting = self._uncommitted()
-        self._taken, self._num_dropped = [], 0
+        self._taken, self._num_dropped = {}, 0
 
     def replace(self, num_selected: int) -> None:
         """Request another group for the one that was taken last and is dropped."""
@@ -184,8 +175,8 @@ class Rollouts:
         Returns:
             Metrics of how the tasks of groups are chosen.
         """
-        metrics = self._plan.record_results([each.group for each in self._taken])
-        self._taken, self._num_dropped = [], 0
+        metrics = self._plan.record_results([*self._taken.values()])
+        self._taken, self._num_dropped = {}, 0
         self._progress.num_groups = self.num_requested - len(self._waiting)
         self.request()
         return metrics
@@ -194,7 +185,7 @@ class Rollouts:
 
     def state(self) -> StreamState:
         """Rollouts that are finished and not trained on yet, and those that are under way."""
-        kept = [*(each.group for each in self._taken), *self._put_back.values()]
+        kept = [*self._taken.values(), *self._put_back.values()]
         here = [each for group in kept for each in group.rollouts]
         # Those of evaluations have names that are no numbers.
         here += [each for each in self._source.finished() if each.rollout_id.partition("/")[0].isdigit()]
@@ -209,8 +200,7 @@ class Rollouts:
         )
 
     def _uncommitted(self) -> list[RequestedGroup]:
-        taken = [each.requested for each in self._taken]
-        return sorted([*taken, *self._waiting], key=lambda each: each.number)
+        return sorted([*self._taken, *self._waiting], key=lambda each: each.number)
 
 
 def _number(rollout_id: str) -> int:

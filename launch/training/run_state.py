@@ -132,11 +132,6 @@ class RunState:
         self.saved = deepcopy(self.progress)
         return path
 
-    def close(self) -> None:
-        """Close the files."""
-        self._consumed.close()
-        self._set_aside.close()
-
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
     return [trajectory.rollout_id for group in groups for trajectory in group.rollouts]

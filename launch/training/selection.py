@@ -70,11 +70,8 @@ def select_groups(
     """
     selection = Selection()
     wanted, max_dropped = config.rollout.groups_per_step, config.selection.max_dropped
-    num_taken = 0
-    while len(selection.groups) < wanted and num_taken < wanted + max_dropped:
-        group = rollouts.take()
-        num_taken += 1
-        if place(selection, group, version, config, algorithm) is None:
+    while len(selection.groups) < wanted and len(selection.taken) < wanted + max_dropped:
+        if place(selection, rollouts.take(), version, config, algorithm) is None:
             continue
         check_any_succeeded(selection, max(wanted, LEAST_GROUPS))  # with many to drop, the end is far
         if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages

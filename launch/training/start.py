@@ -52,6 +52,9 @@ from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 
+End = Callable[[Callable[[], None]], None]
+"""Function that takes note of a component's end, to end it with the run."""
+
 
 def start(
     config: TrainConfig,
@@ -103,14 +106,14 @@ def start(
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)
-    with activity.during_start("learner"):
+    with activity.during("learner"):
         learner = start_learner(config, stage, model_path, algorithm, store, lock)
     end(learner.close)
     if not stage.rolls_out:  # after the learner, not beside it: its steps come first
         start_services(config, services)
     if turn is not None:
         in_background(partial(end_when_up, turn, tuple(services), config.fleet.num_actors), "turn")
-    with activity.during_start("checkpoint"):
+    with activity.during("checkpoint"):
         restore(learner, state, stages, tracker)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     num_updates = sum(each.num_steps for each in stages if each.rolls_out)
@@ -136,16 +139,9 @@ def start(
 
 
 def weight_store(
-    config: TrainConfig,
-    state: RunState,
-    purpose: str,
-    ending: ExitStack,
-    end: Callable[[Callable[[], None]], None],
+    config: TrainConfig, state: RunState, purpose: str, ending: ExitStack, end: End
 ) -> ray.actor.ActorHandle:
     """A weight store with the transport of ``server.weights``. It ends with the run.
-
-    Args:
-        end: the function that ``join_cluster`` returned.
 
     Raises:
         ConfigError: the transport cannot work here.
@@ -165,21 +161,16 @@ def join_cluster(
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
-) -> tuple[Callable[[Callable[[], None]], None], Turn | None]:
+) -> tuple[End, Turn | None]:
     """Connect to Ray, and send it heartbeats of the run from now on.
 
     A cluster that is started here ends as a whole. In another one each component is ended by itself, and the
     run waits for its turn to start.
 
-    Returns:
-        A function that takes note of a component's end, and the turn.
-
     Raises:
         ConfigError: the cluster does not answer, or can never hold the run.
     """
-    started_here = session.connect()
-    if started_here:
-        ending.callback(session.end)
+    started_here = ending.enter_context(session.connected())
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
 
     def end_with_run(close: Callable[[], None]) -> None:
@@ -255,13 +246,8 @@ def rollout_service(
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, ServedModel(path=model_path, chat_template_kwargs=options), server, store)
     make_sampler = partial(ServeSampler, name, model_path, options)
-    return RolloutService(
-        workload.pair,
-        make_sampler,
-        config.rollout.limits(OVERLONG in config.selection.masked_reasons),
-        config.fleet,
-        app,
-    )
+    limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
+    return RolloutService(workload.pair, make_sampler, limits, config.fleet, app)
 
 
 def start_learner(

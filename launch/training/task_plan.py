@@ -18,11 +18,7 @@ from launch.training.run_state import SET_ASIDE, RunState
 from launch.workload import Workload
 from policies.learning.samples import is_judged
 
-WORLD_FAILURES = {
-    TerminationReason.ENV_ERROR,
-    TerminationReason.OUT_OF_MEMORY,
-    TerminationReason.CRASHED,
-}
+WORLD_FAILURES = {TerminationReason.ENV_ERROR, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings for which the environment or its process is to blame, and neither the agent nor the server."""
 MOST_SPOILT = 0.5
 """Share of the newest rollouts that an environment may spoil before the run ends."""
@@ -65,13 +61,12 @@ class TaskPlan:
         self._curriculum = workload.curriculum if config.run.replay is None else None
         if self._curriculum is not None:
             method = type(self._curriculum).observe.__qualname__
-            if state.progress.curriculum and state.progress.observed_by != method:
-                state.progress.curriculum.clear()
-                tracker.announce(
-                    f"The results so far were kept by {state.progress.observed_by}: {method} begins anew."
-                )
-            state.progress.observed_by = method
-            self._curriculum.state = state.progress.curriculum
+            progress = state.progress
+            if progress.curriculum and progress.observed_by != method:
+                progress.curriculum.clear()
+                tracker.announce(f"The results were kept by {progress.observed_by}: {method} begins anew.")
+            progress.observed_by = method
+            self._curriculum.state = progress.curriculum
             tracker.announce(f"Curriculum: {self._curriculum}.")
 
     def requests(self, number: int, version: int) -> list[RolloutRequest]:

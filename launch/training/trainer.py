@@ -116,8 +116,7 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
             cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
             text = str(cause) if isinstance(cause, PartLostError) else describe_death(cause)
             raise TroupeError(
-                f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
-                "run.resume=true"
+                f"{text} Go on with run.directory={config.run.directory} run.resume=true"
             ) from error
 
 
@@ -172,7 +171,6 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     check_earlier_stages(stages, state)
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
-        ending.callback(state.close)
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
         chosen = chosen_trackers(config.run.trackers)
         goal = Goal(config.run.stop_metric, config.run.stop_at)

@@ -11,7 +11,7 @@ from actors.rollouts.scaling import Load, ScalingPolicy
 from actors.rollouts.service import RolloutService
 from launch.reporting import metrics
 from launch.reporting.tracker import Tracker
-from launch.reporting.utilization import CountDifference
+from launch.reporting.utilization import Counts, utilization_metrics
 from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.run_state import RunState
@@ -29,7 +29,8 @@ class UpdateReport:
         self, config: TrainConfig, state: RunState, tracker: Tracker, service: RolloutService | None
     ) -> None:
         self._config, self._state, self._tracker, self._service = config, state, tracker, service
-        self._counts, self._references = CountDifference(), list[ray.ObjectRef]()
+        self._counts: Counts | None = None
+        self._references: list[ray.ObjectRef] = []
         self._scaling = ScalingPolicy(*config.fleet.bounds)
 
     def begin(self) -> None:
@@ -46,11 +47,12 @@ class UpdateReport:
         """Metrics of fleet and engines since the counts before; none while Ray starts an actor anew."""
         if self._service is None:
             return {}
+        before = self._counts
         try:
-            return self._counts.since_last(*self._service.status(self._references))
+            self._counts = self._service.status(self._references)
         except ActorUnavailableError:
-            self._counts = CountDifference()
-            return {}
+            self._counts = None
+        return utilization_metrics(before, self._counts) if before and self._counts else {}
 
     def record(self, version: int, selection: Selection, learning: dict[str, float], clock: Clock) -> None:
         """Record the newest update.

@@ -43,7 +43,7 @@ def present_heartbeat(
         folder=str(state.directory.resolve()),
         pid=os.getpid(),
         host=socket.gethostname(),
-        fleets=tuple(service.fleet_name for service in services),
+        fleets=[service.fleet_name for service in services],
         activity=activity.name,
         seconds=seconds,
         idle_seconds=min([seconds, *progress.values()]),

@@ -191,9 +191,7 @@ class Devices:
             torch.cuda.get_device_properties(each).total_memory for each in range(torch.cuda.device_count())
         ]
         if not sizes:
-            raise ConfigError(
-                "torch finds no GPU here: name those to plan for, as in --plan 8x80 (number and GB of each)."
-            )
+            raise ConfigError("torch finds no GPU here: name some, as in --plan 8x80 (8 of 80 GB).")
         return cls(len(sizes), min(sizes))
 
 
@@ -433,11 +431,9 @@ def _verdict(
             sizes[change] = needed(changed)
     for change, after in sorted(sizes.items(), key=lambda each: each[1]):
         yield f"  {change}: {after / GB:.1f} GB{', fits' * fits(after)}"
-    changed = with_overrides(asdict(config), " ".join(sizes).split())
-    if not fits(needed(changed)):
-        yield f"  with all of that {needed(changed) / GB:.1f} GB, still too much"
-    elif not any(map(fits, sizes.values())):
-        yield f"  with all of that {needed(changed) / GB:.1f} GB, fits"
+    size = needed(with_overrides(asdict(config), " ".join(sizes).split()))
+    if not (fits(size) and any(map(fits, sizes.values()))):
+        yield f"  with all of that {size / GB:.1f} GB, {'fits' if fits(size) else 'still too much'}"
 
 
 def _changes(config: TrainConfig) -> Iterator[str]:

@@ -71,9 +71,7 @@ def _check_tokens(setting: str, completions: list[Completion]) -> None:
     if not completions:
         raise ConfigError(f"{setting} has turns without tokens: replay another run.")
     if any(each.retokenized or not each.prompt_ids for each in completions):
-        raise ConfigError(
-            f"{setting} has tokens that are not the engine's, which cannot be trained on: replay another run."
-        )
+        raise ConfigError(f"{setting} has tokens that are not the engine's: replay another run.")
     if any(len(each.logprobs) != len(each.completion_ids) for each in completions):
         raise ConfigError(
             f"{setting} has sampled tokens without log-probabilities, which every algorithm compares the "

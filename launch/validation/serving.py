@@ -95,6 +95,4 @@ def check_server_parser(name: str | None) -> None:
         return
     parser = get_tool_parser(name, "server.tool_parser")
     if not (parser.reads_text or parser.served_name):
-        raise ConfigError(
-            f"server.tool_parser={name!r} reads no text: name your model's parser, or leave it out."
-        )
+        raise ConfigError(f"server.tool_parser={name!r} reads no text: name your model's, or leave it out.")

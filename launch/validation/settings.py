@@ -37,9 +37,8 @@ def check_settings(config: TrainConfig) -> None:
     check_bounds(config)
     algorithm = algorithm_of(config)
     critic_optimizer(config.learner)
-    phase_optimizer("warm_start.optimizer", config.warm_start.optimizer)
-    phase_optimizer("preferences.optimizer", config.preferences.optimizer)
-    phase_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
+    for stage in ("warm_start", "preferences", "expert_iteration"):
+        phase_optimizer(f"{stage}.optimizer", getattr(config, stage).optimizer)
     for part in ("fleet", "server", "learner"):
         check_nodes(f"{part}.nodes", getattr(config, part).nodes)
     _check_context(config)
@@ -94,10 +93,7 @@ def _check_groups(config: TrainConfig) -> None:
     selection, rollout = config.selection, config.rollout
     low, high = selection.reward_range or (None, None)
     if low is not None and high is not None and low > high:
-        raise ConfigError(
-            f"selection.reward_range={selection.reward_range}: {low} is above {high}, and no group can be "
-            "between them."
-        )
+        raise ConfigError(f"selection.reward_range=[{low}, {high}]: {low} is above {high}. Swap them.")
     if selection.min_members is not None and selection.min_members > rollout.group_size:
         raise ConfigError(
             f"selection.min_members={selection.min_members} has to be at most rollout.group_size="
@@ -120,9 +116,7 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
         )
     by_turn = "algorithm.name=" + algorithm.name if algorithm.turn_weight else "algorithm.credit=per_step"
     if (algorithm.turn_weight or algorithm.credit == "per_step") and config.rollout.max_steps == 1:
-        raise ConfigError(
-            f"{by_turn} compares turns, and rollout.max_steps=1 has one only: raise that, or leave it out."
-        )
+        raise ConfigError(f"{by_turn} compares turns: raise rollout.max_steps=1, or leave it out.")
     if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(
             f"selection.masked_reasons=[{OVERLONG}] leaves out the trajectories that "

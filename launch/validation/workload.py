@@ -24,21 +24,17 @@ from policies.model_files import check_loadable, check_teacher, num_rows
 
 def check_classes(workload: Workload) -> None:
     """Agent and environment are classes that can be made, or a function. Raises ``ConfigError``."""
-    for name, given, base in (
-        ("agent_class", workload.agent_class, BaseAgent),
-        ("env_class", workload.env_class, BaseEnv),
-    ):
-        if given is not None:
-            _check_class(name, given, base)
+    _check_class("agent_class", workload.agent_class, BaseAgent)
+    _check_class("env_class", workload.env_class, BaseEnv)
     pair_of(workload.agent_class, workload.env_class, workload.rollout, {}, {})
 
 
 def _check_class(name: str, given: Any, base: type) -> None:
+    if given is None:
+        return
     if isinstance(given, base):
         kind = type(given).__name__
-        raise ConfigError(
-            f"{name} is an instance of {kind}, and every rollout makes its own: write {name}={kind}."
-        )
+        raise ConfigError(f"{name} is an instance, and every rollout makes its own: write {name}={kind}.")
     shown = given.__name__ if isinstance(given, type) else repr(given)
     if not (isinstance(given, type) and issubclass(given, base)):
         raise ConfigError(f"{name}={shown} has to be a class that is derived from {base.__name__}.")
@@ -57,14 +53,12 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
     _check_dataset("train_dataset", workload.train_dataset)
     if workload.held_out:
         check_held_out_tasks(workload)
-    for setting, metric in (
-        ("run.best_metric", config.run.best_metric),
-        ("run.stop_metric", config.run.stop_metric),
-    ):
+    for setting in ("best_metric", "stop_metric"):
+        metric = vars(config.run)[setting]
         name, _ = named_metric(metric or "")
         if name and name not in workload.held_out:
             raise ConfigError(
-                f"{setting}={metric} is of the held-out tasks {name!r}, and the workload has "
+                f"run.{setting}={metric} is of the held-out tasks {name!r}, and the workload has "
                 f"{', '.join(filter(None, workload.held_out)) or 'no sets with names'}: name one, or none."
             )
     if not len(workload.train_dataset):
@@ -126,9 +120,7 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
 def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
     """The sets of an evaluation's tasks, of which each has at least one. Raises ``DatasetError``."""
     if not workload.held_out:
-        raise DatasetError(
-            "The workload has no held-out tasks to evaluate on: give its Workload a val_dataset."
-        )
+        raise DatasetError("The workload has no held-out tasks: give its Workload a val_dataset.")
     for name, tasks in workload.held_out.items():
         _check_dataset(f"val_dataset[{name!r}]" if name else "val_dataset", tasks)
         if name and not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
@@ -145,9 +137,7 @@ def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
 
 def _check_dataset(name: str, given: Any) -> None:
     if not isinstance(given, Dataset):
-        raise DatasetError(
-            f"{name} is a {type(given).__name__}: write {name}=Dataset(tasks), with a list of dicts."
-        )
+        raise DatasetError(f"{name} is a {type(given).__name__}: write {name}=Dataset(list_of_dicts).")
 
 
 def check_task_weights(key: str | None, tasks: Dataset) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from actors.serving.events import EVENTS, event
-from environments.data.trajectory_json import plain_json, trajectory_to_json
+from environments.data.trajectory_json import Json, plain_json, trajectory_to_json
 from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
@@ -35,7 +35,6 @@ from launch.run_folder.trajectory_log import (
 )
 from launch.viewing.talk import Talk
 
-Json = dict[str, Any]
 Kind = Literal["step", "eval"]
 
 FILES = Path(__file__).parent
@@ -264,7 +263,7 @@ async def _changes(directory: Path) -> AsyncIterator[str]:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:
+async def states(run: Path, address: str | None) -> AsyncIterator[Json]:
     """The state of ``run`` every two seconds, as ``{"state": ...}``; at the end why there is none any more.
 
     ``launch.status`` watches the run in a process of its own: Ray ends every process whose cluster has gone,

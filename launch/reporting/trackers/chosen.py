@@ -112,11 +112,7 @@ class Trackers:
     """
 
     def __init__(
-        self,
-        chosen: Mapping[str, BaseTracker],
-        folder: Path,
-        last_step: int,
-        announce: Callable[[str], None],
+        self, chosen: Mapping[str, BaseTracker], folder: Path, last_step: int, announce: Callable[[str], None]
     ) -> None:
         self._active, self._announce = dict(chosen), announce
         self._threads = {name: TrackerThread(name) for name in chosen}
@@ -162,11 +158,7 @@ class Trackers:
         return numbers
 
     def log(
-        self,
-        kind: str,
-        step: int,
-        metrics: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
+        self, kind: str, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Sequence[float]]
     ) -> None:
         """Give a record to all of them that were not given it before."""
         names = [
@@ -185,7 +177,6 @@ class Trackers:
             self._call(name, lambda tracker: tracker.close(), None, is_last=True)
         for thread in self._threads.values():
             thread.end()
-        self._file.close()
         for text in self._failures.values():
             self._announce(text)
 

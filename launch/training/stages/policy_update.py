@@ -19,7 +19,7 @@ from launch.training.clock import Clock
 from launch.training.components import Components, UpdateParts
 from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
-from launch.training.stages.base import Stage, publish
+from launch.training.stages.base import HasProgress, Stage, publish
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 
@@ -74,6 +74,13 @@ class PolicyUpdateStage(Stage):
         """Do what is left when the update has been published as ``version``; return metrics of it."""
         return {}
 
+    def count_update(self, state: HasProgress, prepared: PreparedUpdate) -> None:
+        """Take note that one more update is done."""
+        state.progress.step += 1
+        self.count_steps(state)
+        if prepared.kl_coef is not None:
+            state.progress.kl_coef = prepared.kl_coef
+
     def step(self, run: Components, state: RunState, clock: Clock) -> None:
         progress = state.progress
         version, step = progress.version, progress.step
@@ -88,10 +95,7 @@ class PolicyUpdateStage(Stage):
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
                     publish(run, state)
-            progress.step += 1
-            self.count_steps(state)
-            if prepared.kl_coef is not None:
-                progress.kl_coef = prepared.kl_coef
+            self.count_update(state, prepared)
             state.record_consumed(selection.groups, selection.dropped)
             state.trajectories.record_update(
                 progress.step,

@@ -61,10 +61,7 @@ class Reinforce(PolicyUpdateStage):
 
 
 def with_credit(
-    algorithm: Algorithm,
-    kl: KLController,
-    groups: Sequence[TrajectoryGroup],
-    batches: Sequence[TrainBatch],
+    algorithm: Algorithm, kl: KLController, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
 ) -> tuple[list[TrainBatch], dict[str, float]]:
     """The scored batches with advantages, over all of them at once, and the metrics of the advantages."""
     if not batches:

@@ -119,9 +119,8 @@ class WarmStart(SupervisedStage):
         with clock.measure("time/evaluate"):
             for first in range(0, len(self._held_out), size):
                 part = self._held_out[first : first + size]
-                for sample, row in zip(
-                    part, run.learner.logprobs(TrainBatch(samples=tuple(part))), strict=True
-                ):
+                rows = run.learner.logprobs(TrainBatch(samples=tuple(part)))
+                for sample, row in zip(part, rows, strict=True):
                     total -= sum(value for bit, value in zip(sample.loss_mask, row, strict=True) if bit)
                     count += sample.num_sampled_tokens
         return {"held_out_loss": total / count}

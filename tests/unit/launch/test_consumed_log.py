@@ -14,7 +14,6 @@ def record(directory: Path, steps: range, last_step: int = 0) -> None:
         journal.record(
             step, [f"{step:08d}/0000", f"{step:08d}/0001"], {"stale": [f"{step:08d}/0002"], "none": []}
         )
-    journal.close()
 
 
 def steps_of(directory: Path) -> list[int]:

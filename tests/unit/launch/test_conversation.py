@@ -71,14 +71,10 @@ def test_trajectory_without_a_step_says_why() -> None:
     assert conversation(failed) == "  reward 0, 0 turns, ended by env_error; KeyError: 'x'"
 
 
-def test_best_and_the_worst_are_chosen_by_turns() -> None:
+def test_best_and_the_worst_are_chosen() -> None:
     rewards = [0.5, 1.0, 0.0, 0.25]
-    assert [each.reward for each in best_and_worst([played(reward) for reward in rewards], 3)] == [
-        1.0,
-        0.0,
-        0.5,
-    ]
-    assert len(best_and_worst([played()], 3)) == 1
+    assert [each.reward for each in best_and_worst([played(reward) for reward in rewards])] == [1.0, 0.0]
+    assert len(best_and_worst([played()])) == 1
 
 
 def test_table_holds_every_turn_whole(tmp_path: Path) -> None:

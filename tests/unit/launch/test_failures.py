@@ -121,6 +121,5 @@ def test_task_set_aside_is_listed_once_also_after_a_resume(tmp_path: Path) -> No
     for _ in range(2):
         state = RunState(CONFIG, tmp_path)
         state.record_set_aside(3, {"number": 3, "world": object()}, BROKEN)
-        state.close()
     (record,) = read_records(tmp_path / SET_ASIDE)
     assert (record["index"], record["task"]["number"], record["error"]) == (3, 3, BROKEN)

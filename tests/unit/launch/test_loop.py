@@ -106,10 +106,7 @@ def trained(
     milestones = Milestones(config, NUM_STEPS, state, None, faked, rollouts, tracker, interrupts)
     stage = TakesGroups(config, lost_at)
     loop = TrainingLoop(parts, state, milestones, plan, [], Activity())
-    try:
-        loop.train([stage], RestartBudget(most_rebuilds, 10.0))
-    finally:
-        state.close()
+    loop.train([stage], RestartBudget(most_rebuilds, 10.0))
     assert state.progress.step == state.saved_step == last_step
     return stage, learner
 

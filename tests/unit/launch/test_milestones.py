@@ -51,7 +51,6 @@ def test_interrupted_warm_start_is_saved_again_when_done(tmp_path: Path) -> None
     interrupted = state_of(tmp_path)
     interrupted.progress = Progress(stage_steps={"warm_start": 10})
     interrupted.save(StreamState(), lambda folder: None)
-    interrupted.close()
 
     state = state_of(tmp_path, resume=True)
     milestones = saving(state)

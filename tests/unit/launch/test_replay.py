@@ -152,7 +152,6 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
         if step != 1:
             state.save(StreamState(), learner.save)
     metrics.close()
-    state.close()
     return folder
 
 

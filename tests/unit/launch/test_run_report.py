@@ -142,7 +142,7 @@ def test_start_says_which_part_it_waits_for() -> None:
     activity.begin("waits for room: 2 CPUs")
     assert activity.since == since, "it has waited for that all the time"
     activity.begin("starts")
-    with activity.during_start("learner"):
+    with activity.during("learner"):
         assert activity.name == START_PHRASES["learner"]
     assert activity.name == "starts"
 

@@ -35,7 +35,6 @@ def saved(directory: Path, progress: Progress) -> None:
     state = RunState(config_of(directory, "run.resume=true"), directory)
     state.progress = progress
     state.save(StreamState(), lambda folder: None)
-    state.close()
 
 
 # -- what a run must not write over --------------------------------------------------------------------
@@ -64,7 +63,7 @@ def test_metrics_without_checkpoint_are_kept_unless_resumed(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="holds the metrics of a run without a checkpoint: name another"):
         RunState(config_of(tmp_path), tmp_path)
     assert len(read_metrics(tmp_path)) == 1
-    RunState(config_of(tmp_path, "run.resume=true"), tmp_path).close()
+    RunState(config_of(tmp_path, "run.resume=true"), tmp_path)
 
 
 # -- stages of a run that goes on ----------------------------------------------------------------------

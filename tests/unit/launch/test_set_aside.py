@@ -87,32 +87,27 @@ def test_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     plan.announce_set_aside()
     assert "Task 4 is set aside" in said[0] and "no shop" in said[0]
     assert "1 of 6 tasks failed everywhere" in said[-1] and "set_aside_tasks.jsonl" in said[-1]
-    state.close()
 
 
 def test_new_tasks_are_played_whatever_was_set_aside_before(tmp_path: Path) -> None:
     said: list[str] = []
     rollouts, _, state = begun(tmp_path, {4}, said)
     take_groups(rollouts, 60)
-    state.close()
     repaired = Dataset([{"number": number} for number in (0, 1, 2, 3, 7, 5)])
-    rollouts, _, resumed = begun(tmp_path, set(), said, repaired, before=state)
+    rollouts, _, _ = begun(tmp_path, set(), said, repaired, before=state)
     assert set(take_groups(rollouts, 60)) == {0, 1, 2, 3, 7, 5}
     assert said[-1] == "1 of the old tasks were set aside. All of the new ones are played."
-    resumed.close()
 
 
 def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, plan, state = begun(tmp_path, set(), said)
+    rollouts, plan, _ = begun(tmp_path, set(), said)
     take_groups(rollouts, 12)
     plan.announce_set_aside()
     assert said == []
-    state.close()
 
 
 def test_environment_that_never_works_ends_run_with_its_error(tmp_path: Path) -> None:
-    rollouts, _, state = begun(tmp_path, set(range(6)), [])
+    rollouts, _, _ = begun(tmp_path, set(range(6)), [])
     with pytest.raises(EnvironmentFailure, match=r"times OSError in Shop.reset"):
         take_groups(rollouts, 60)
-    state.close()

@@ -309,7 +309,6 @@ def test_resumed_run_that_has_reached_its_goal_starts_nothing(
     state = RunState(compose([f"run.directory={tmp_path}"]), tmp_path)
     state.progress = Progress(step=1)
     state.save(StreamState(), lambda folder: None)
-    state.close()
     tracker = tracker_of(tmp_path)
     tracker.step(1, METRICS)
     tracker.evaluation(1, EVALUATION)

@@ -52,7 +52,6 @@ def test_resumed_run_is_sent_anew_without_repeated_updates(run: Path) -> None:
     seen = browser.get("/api/runs/0").json()
     log = JsonlLog(run / METRICS, last_step=1)
     log.append({"step": 2, "rollout/reward_mean": 0.25})
-    log.close()
     news = browser.get(f"/api/runs/0?after={len(seen['records'])}&file={seen['file']}").json()
     assert [each["rollout/reward_mean"] for each in news["records"]] == [0.5, 0.25]
     assert news["file"] != seen["file"]
