@@ -19,7 +19,7 @@ from policies.learning.registry import import_own
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
-from policies.learning.verl.config import actor_config, policy_worker_config, teacher_worker_config
+from policies.learning.verl.config import actor_config, worker_config
 from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss, weighted_loss
@@ -59,10 +59,15 @@ FIRST_STEP_NAMES = {
 
 
 class Teacher(VerlWorker):
-    """A rank of a language model of any shape that scores the policy's tokens, and learns nothing."""
+    """A rank of a language model of any shape that scores the policy's tokens, and learns nothing.
+
+    Its optimizer is never used, and so holds nothing. verl has workers without one (``forward_only``), whose
+    weights lie in pinned memory: a machine without a GPU has none.
+    """
 
     def __init__(self, model_path: str, learner: LearnerConfig, seed: int) -> None:
-        super().__init__(teacher_worker_config(model_path, learner), learner, seed)
+        config = worker_config("language_model", model_path, learner, OptimizerConfig(), 1)
+        super().__init__(config, learner, seed)
 
 
 class VerlLearner(VerlWorker):
@@ -97,8 +102,11 @@ class VerlLearner(VerlWorker):
         self._supervised_loss = partial(sft_loss, None)
         # Before the policy, which sets torch's generator once more: its numbers are those without a teacher.
         self._teacher = None if algorithm.teacher is None else Teacher(algorithm.teacher, learner, seed)
+        rank, steps = learner.lora.rank, num_schedule_steps
+        adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
+        config = worker_config("language_model", model_path, learner, learner.optimizer, steps, adapters)
         try:
-            super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)
+            super().__init__(config, learner, seed)
         except PeftError as error:
             layers = learner.verl.get("model", {}).get("target_modules")
             raise ConfigError(f"learner.verl.model.target_modules={layers!r}: {error}") from error
