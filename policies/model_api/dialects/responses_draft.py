@@ -31,8 +31,6 @@ class ResponseDraft(Draft):
         self._numbers = itertools.count()
         self._item: Json = {}
         """The open item, but for what is still growing."""
-        self._text = ""
-        """Text, or arguments, of the open item."""
         self.output: list[Json] = []
         self.response: Json = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -73,7 +71,6 @@ class ResponseDraft(Draft):
     def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
         # The id has the response's, so that an item that is sent back shows where it is from.
         name = f"{PREFIXES[kind]}_{self.response['id'].removeprefix('resp_')}{len(self.output):03d}"
-        self._text = ""
         if kind == THOUGHT:
             self._item = {"id": name, "type": "reasoning", "summary": []}
             yield self.event("output_item.added", **self._index, item=self._item)
@@ -90,7 +87,6 @@ class ResponseDraft(Draft):
             yield self.event("output_item.added", **self._index, item=self._item)
 
     def grow_block(self, kind: str, text: str) -> Iterator[Json]:
-        self._text += text
         if kind == THOUGHT:
             yield self.event("reasoning_summary_text.delta", **self._place, summary_index=0, delta=text)
         elif kind == TEXT:
@@ -100,7 +96,7 @@ class ResponseDraft(Draft):
 
     def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
         status = {"status": "completed" if is_whole else "incomplete"}
-        place, text = self._place, self._text
+        place, text = self._place, self.text
         if kind == THOUGHT:
             summary = {"type": "summary_text", "text": text}
             item = {**self._item, "summary": [summary]}
@@ -120,7 +116,7 @@ class ResponseDraft(Draft):
 
     def end(self) -> Iterator[Json]:
         is_whole = self.finish_reason != "length"
-        if self.num_blocks == 0 and self._open is None:
+        if not self.output and self._open is None:
             yield from self.grow(TEXT, "")
         yield from self.close(is_whole)
         usage = usage_of(self.usage["prompt_tokens"], self.usage["completion_tokens"])
