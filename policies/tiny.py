@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.errors import ConfigError
 from environments.types import Message
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 EOS_TOKEN = "<|im_end|>"
 PAD_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
-BYTE_ALPHABET_SIZE = 256
 NUM_CONVERSATIONS = 1000
 """Demonstrations, the first ones, from which a run's tiny model has its tokens."""
 
@@ -71,18 +69,12 @@ CHAT_TEMPLATE = r"""
 """
 
 
-def build_tokenizer(
-    conversations: Iterable[list[Message]], vocab_size: int = VOCABULARY
-) -> PreTrainedTokenizerFast:
+def build_tokenizer(conversations: Iterable[list[Message]]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with digits split one by one, trained on the conversations' texts.
 
-    Encoding and decoding returns any text unchanged, also with characters that are new to it. ``vocab_size``
-    is the upper limit: pairs that occur only once are not merged. The same conversations give the same
-    tokenizer.
+    Encoding and decoding returns any text unchanged, also with characters that are new to it. Pairs that
+    occur only once are not merged. The same conversations give the same tokenizer.
     """
-    smallest = BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS)
-    if vocab_size < smallest:
-        raise ConfigError(f"vocab_size={vocab_size} cannot hold all bytes: use {smallest} and above.")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +84,7 @@ def build_tokenizer(
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCABULARY,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
