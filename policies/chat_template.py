@@ -6,7 +6,7 @@ import json
 import marshal
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -334,26 +334,26 @@ def _plain(message: Message) -> Message:
                 '{"type": "text", "text": ...}, or leave it out'
             )
         message = {**message, "content": "\n".join(part["text"] for part in content)}
+    return _with_arguments(message, _parsed) if message.get("tool_calls") else message
+
+
+def _in_form(message: Message, form: CallForm) -> Message:
     if not message.get("tool_calls"):
         return message
+    if form.arguments_as_text:
+        message = _with_arguments(message, _as_text)
+    return {**message, "content": message.get("content") or form.empty_content}
+
+
+def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
+    """The message with the arguments of its calls in another form."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": form(call["function"]["arguments"])}}
         if "function" in call
         else call
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
-
-
-def _in_form(message: Message, form: CallForm) -> Message:
-    if not (calls := message.get("tool_calls")):
-        return message
-    if form.arguments_as_text:
-        calls = [
-            {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return {**message, "content": message.get("content") or form.empty_content, "tool_calls": calls}
 
 
 def _date_formats(template: str) -> list[str] | None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import AsyncIterator
 
 from environments.thoughts import split_thought
-from environments.tools import ToolCall
 from environments.types import Message
 from policies.agents.parsers import ToolParser
 from policies.gateway.session import Json
+from policies.model_api.messages import call_for_template
+from policies.model_api.reply import choice_of
 
 
 def message_of(text: str, served: list[Json], parser: ToolParser | None, num_calls: int) -> Message:
@@ -40,23 +41,17 @@ def for_template(message: Message) -> Message:
     """The message as chat templates want it: an object for a call's arguments."""
     if "tool_calls" not in message:
         return message
-    calls = [
-        {**call, "function": {"name": read.name, "arguments": read.arguments}}
-        for call in message["tool_calls"]
-        for read in [ToolCall.from_openai(call)]
-    ]
-    return {**message, "tool_calls": calls}
+    return {**message, "tool_calls": list(map(call_for_template, message["tool_calls"]))}
 
 
 def completion_of(answer: Json, model: str) -> Json:
     """The ``chat.completion`` with an answer: its ``message``, ``finish_reason``, ``usage`` and version."""
-    choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish_reason"]}
     return {
         "id": f"chatcmpl-{answer['id']}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{**choice, "logprobs": None}],
+        "choices": [choice_of("message", answer["message"], answer["finish_reason"])],
         "usage": answer["usage"],
         "policy_version": answer["policy_version"],
     }
@@ -74,7 +69,6 @@ async def chunks_of(completion: Json, includes_usage: bool) -> AsyncIterator[Jso
         deltas.append({"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
     ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
     for delta, reason in ended:
-        part = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        yield {**head, "choices": [part]}
+        yield {**head, "choices": [choice_of("delta", delta, reason)]}
     if includes_usage:
         yield {**head, "choices": [], "usage": completion["usage"]}
