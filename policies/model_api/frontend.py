@@ -68,7 +68,7 @@ class OpenAIFrontend:
         self._places = asyncio.Semaphore(max_sampled)
         self.num_waiting = 0
         """Answers that wait for a place in the engine."""
-        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
+        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.template.text))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
 
@@ -155,7 +155,7 @@ class OpenAIFrontend:
         messages = [message.for_template() for message in body.messages]
         renderer = self._with_options(body)
         try:
-            if unseen := renderer.unseen(messages, tools):
+            if unseen := renderer.template.unseen(messages, tools):
                 raise InvalidRequestError(
                     f"The model's chat template shows no {unseen}: write them into the texts of the "
                     "messages that it shows.",
@@ -168,8 +168,8 @@ class OpenAIFrontend:
             return prompt, renderer.end_of_prompt(prompt)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise InvalidRequestError(
-                f"The model's chat template rejects the messages ({renderer.rejected(messages, tools)}: "
-                f"{type(error).__name__}: {error}).",
+                f"The model's chat template rejects the messages "
+                f"({renderer.template.rejected(messages, tools)}: {type(error).__name__}: {error}).",
                 param="messages",
             ) from error
 
