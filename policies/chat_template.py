@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import marshal
 import re
@@ -79,7 +80,6 @@ class ChatTemplate:
         self._call_form: CallForm | None = None
         self._shown: set[Any] = set()
         """Kinds of messages that it was seen to show."""
-        self._shows_thoughts: bool | None = None
         self._dates = _date_formats(self.text)
         self._texts: SizedCache[bytes, str] = SizedCache(TEXTS_BYTES)
         """Texts of conversations: the next prompt is compared with that of the turn before."""
@@ -258,14 +258,12 @@ class ChatTemplate:
             name: each if name == "role" else self._guard.guarded(each, but) for name, each in message.items()
         }
 
-    @property
+    @functools.cached_property
     def shows_thoughts(self) -> bool:
         """Return whether it writes the ``reasoning_content`` of an answer."""
-        if self._shows_thoughts is None:
-            answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
-            text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
-            self._shows_thoughts = "probethought" in (text or "")
-        return self._shows_thoughts
+        answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
+        text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
+        return "probethought" in (text or "")
 
 
 class _Probe:

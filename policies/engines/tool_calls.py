@@ -6,6 +6,7 @@ program which asks does not have to spend.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -210,8 +211,7 @@ class CallReader:
     ) -> None:
         self._renderer = renderer
         self._split = split or split_thought
-        self._tokenizer = tokenizer
-        self._parsers: dict[str, ToolParser] = {}
+        self._parser = functools.cache(lambda name: served_parser(name, tokenizer))
 
     def __call__(self, request: TokenRequest, output: TokenOutput) -> TokenOutput:
         """The output with the calls that stand in its text, those of its thoughts left out.
@@ -226,11 +226,6 @@ class CallReader:
         parser = self._parser(request.tool_parser).for_tools(request.tools or ())
         calls = [call.to_openai() for call in parser.parse(answer)]
         return replace(output, tool_calls=tuple(calls))
-
-    def _parser(self, name: str) -> ToolParser:
-        if name not in self._parsers:
-            self._parsers[name] = served_parser(name, self._tokenizer)
-        return self._parsers[name]
 
 
 def check_served_parsers(

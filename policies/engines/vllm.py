@@ -217,9 +217,7 @@ class VLLMEngine(Engine):
         self.version = version
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
-            if (
-                num_sampled == 0 and self._keeps_cache
-            ):  # it has no cache to keep, and its salt is that of the old version
+            if num_sampled == 0 and self._keeps_cache:  # no cache to keep, and the old version's salt
                 self._engine.abort_request([running.vllm_id], internal=True)
                 self._add(request_id, running)
             else:
