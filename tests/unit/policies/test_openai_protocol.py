@@ -474,13 +474,15 @@ def test_closing_a_stream_ends_all_of_its_requests() -> None:
 
 def test_whole_answer_without_a_client_is_cancelled() -> None:
     class WaitingEngine(FakeEngine):
-        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        async def sample(
+            self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+        ) -> AsyncGenerator[TokenOutput, None]:
             self.num_sampling += 1
             try:
                 await asyncio.sleep(60)
             finally:
                 self.num_sampling -= 1
-            raise AssertionError("nobody waits so long")
+            yield self._output(0, [], "nobody waits so long")
 
     engine = WaitingEngine()
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "n": 3})
