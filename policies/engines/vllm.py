@@ -16,9 +16,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from environments.bounds import check_choice
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, WeightsError
 from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
@@ -36,6 +38,10 @@ from policies.settings import EngineConfig, adapter_config
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
     from vllm.lora.request import LoRARequest
+
+
+FAILURE_SECONDS = 0.2
+"""Time after which a load of weights finds out that the engine has ended."""
 
 
 class VLLMEngine(Engine):
@@ -59,7 +65,7 @@ class VLLMEngine(Engine):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outputs: dict[str, asyncio.Queue[TokenOutput | BaseException]] = {}
         self._running: dict[str, _Running] = {}
-        self._keeps_cache = config.cache_after_publish == "keep"
+        self._keeps_cache = config.options.get("cache_after_publish") == "keep"
         self._start = time.monotonic()
         self._counted = EngineStats()
         self._failure: BaseException | None = None
@@ -89,22 +95,20 @@ class VLLMEngine(Engine):
         Raises:
             WeightsError: they are not all that the model has.
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+        self._loop = loop = asyncio.get_running_loop()
+        loaded = asyncio.Event()
 
         def load() -> None:
             self._exchange_weights(version, buckets)
-            loop.call_soon_threadsafe(_resolve, done)
+            loop.call_soon_threadsafe(loaded.set)
 
-        self._loop = loop
         self._submit(load)
-        waiting = {done, loop.create_task(self._until_failure())}
-        finished, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
+        while not loaded.is_set() and self._failure is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(loaded.wait(), FAILURE_SECONDS)
         if isinstance(self._failure, WeightsError):
             raise self._failure
-        if done not in finished:
+        if not loaded.is_set():
             self.check_alive()
 
     def stats(self) -> EngineStats:
@@ -117,10 +121,6 @@ class VLLMEngine(Engine):
         if self._failure is not None:
             raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
 
-    async def _until_failure(self) -> None:
-        while self._failure is None:
-            await asyncio.sleep(0.2)
-
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
     ) -> AsyncGenerator[TokenOutput, None]:
@@ -130,9 +130,7 @@ class VLLMEngine(Engine):
                 f"The prompt has {len(prompt_ids)} tokens and the server's context holds "
                 f"{self.max_model_tokens}: shorten the prompt or raise server.engine.max_model_tokens."
             )
-        if params.adapter not in self._adapters:
-            names = ", ".join(str(name) for name in self._adapters)
-            raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
+        check_choice("adapter", params.adapter, [name for name in self._adapters if name is not None])
         self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
@@ -259,11 +257,6 @@ class _Running:
     adapter: LoRARequest | None
     vllm_id: str = ""
     versions: VersionSpans = field(default_factory=lambda: VersionSpans(0))
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
