@@ -157,8 +157,7 @@ def _check_messages(name: str, messages: Any) -> None:
     """Raise ``DatasetError`` unless ``messages`` is a list of at least one message."""
     if not isinstance(messages, list | tuple) or not messages:
         raise DatasetError(
-            f"{name} is {messages!r:.100}: it has to be a list of messages, at least one, such as "
-            '[{"role": "user", "content": "Hello"}].'
+            f'{name} is {messages!r:.100}: write a list such as [{{"role": "user", "content": "Hello"}}].'
         )
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

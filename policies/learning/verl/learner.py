@@ -195,18 +195,12 @@ class VerlLearner(VerlWorker):
         columns = POLICY_COLUMNS
         if self._algorithm.kl_place == "loss":
             columns = columns | {"reference_logprobs": "ref_log_prob"}
-        last = len(batches) - 1
-        steps = [
-            self._step(
-                self._share(batch).scored(
-                    columns if index == 0 and _is_unscored(batch) else columns | OLD_LOGPROBS
-                ),
-                index == last,
-                entropy=self._algorithm.entropy_coef > 0,
-            )
-            for index, batch in enumerate(batches)
-        ]
-        for step in steps:
+        steps = []
+        for index, batch in enumerate(batches):
+            is_scored = index > 0 or not _is_unscored(batch)
+            data = self._share(batch).scored(columns | OLD_LOGPROBS if is_scored else columns)
+            step = self._step(data, index == len(batches) - 1, entropy=self._algorithm.entropy_coef > 0)
+            steps.append(step)
             if "weight_used_square" in step:  # Kish's effective sample size, as a share of the tokens
                 step["weight_effective_fraction"] = step["weight_used_mean"] ** 2 / step["weight_used_square"]
         metrics = mean_metrics(steps, METRIC_NAMES) | mean_metrics(steps[:1], FIRST_STEP_NAMES)
