@@ -176,8 +176,7 @@ class ChatRenderer:
         most = max_tokens * _longest_token(self._tokenizer)
         if len(text) > most:
             raise PromptTooLongError(
-                f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
-                f"{most} at most: shorten the prompt."
+                f"The prompt has {len(text)} characters, and its {max_tokens} tokens hold {most}: shorten it."
             )
         if (num_names := text.count(GUARD)) >= max_tokens:  # each begins a token, and is encoded for itself
             raise PromptTooLongError(

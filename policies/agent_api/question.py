@@ -36,8 +36,7 @@ class Question:
         given = body.model_dump(exclude=TAKEN, exclude_none=True)
         for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
             raise InvalidRequestError(
-                f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
-                param=name,
+                f"{body.model} plays with settings and tools of its own: leave {name} out.", param=name
             )
         turns = [(each.role, str(each.for_template()["content"])) for each in body.messages]
         sampling = body.model_dump(include=SAMPLING, exclude_none=True)

@@ -80,8 +80,7 @@ class Responses(Dialect):
     def chat_request(self) -> ChatRequest:
         if self._earlier is None:
             raise NotFoundError(
-                f"previous_response_id={self.body.previous_response_id!r} is not kept: send the whole "
-                "conversation as input.",
+                f"{self.body.previous_response_id!r} is not kept: send the whole conversation as input.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
