@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from environments.types import Message
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3Config
+    from transformers import PreTrainedTokenizerFast
 
 EOS_TOKEN = "<|im_end|>"
 PAD_TOKEN = "<|endoftext|>"
@@ -20,15 +20,6 @@ SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
 NUM_CONVERSATIONS = 1000
 """Demonstrations, the first ones, from which a run's tiny model has its tokens."""
 
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
-"""Sizes of the model, by their names in ``config.json``."""
 VOCABULARY = 512
 """Most tokens of the tokenizer."""
 
@@ -113,11 +104,28 @@ def build_model(
     random state stays as it was.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     tokenizer = build_tokenizer(conversations)
-    config = _config(tokenizer, tie_word_embeddings)
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 8) * 8,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        # At the usual 0.02 so small a model learns to copy only much later.
+        initializer_range=0.08,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).to(torch.float32)
@@ -129,24 +137,6 @@ def build_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def _config(tokenizer: PreTrainedTokenizerFast, tie_word_embeddings: bool) -> Qwen3Config:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8,
-        **SIZES,
-        max_position_embeddings=2048,
-        # At the usual 0.02 so small a model learns to copy only much later.
-        initializer_range=0.08,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=tie_word_embeddings,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
 
 
 def _texts(conversations: Iterable[list[Message]]) -> Iterator[str]:
