@@ -21,7 +21,7 @@ from environments.thoughts import SplitThought, split_thought
 from environments.tools import ToolCall
 from environments.tools.base import openai_schema
 from policies.agents.parsers import ToolParser, get_tool_parser
-from policies.agents.parsers.base import Json, invalid, valid
+from policies.agents.parsers.base import Json, checked, invalid, valid
 from policies.agents.parsers.served import VLLM
 from policies.engines.vllm_settings import CPU_ENVIRONMENT
 from policies.sampler import TokenOutput, TokenRequest
@@ -88,7 +88,8 @@ class VLLMParser(ToolParser):
             found = self._start().extract_tool_calls(text, request=self._request)
         except Exception as error:  # noqa: BLE001  # a parser may stumble over what a model writes
             return text, [invalid(f"The tool call cannot be read ({type(error).__name__}: {error}).")]
-        return found.content or "", [_call(each.function) for each in found.tool_calls]
+        functions = [call.function for call in found.tool_calls]
+        return found.content or "", [checked(function.name, function.arguments) for function in functions]
 
 
 class VLLMReasoning:
@@ -140,13 +141,6 @@ def _starting(kind: str, name: str) -> Iterator[None]:
             f"vLLM's {kind} {name!r} cannot start with this model's tokenizer "
             f"({type(error).__name__}: {error}): use the parser of your model."
         ) from error
-
-
-def _call(function: Any) -> ToolCall:
-    try:
-        return ToolCall.from_openai({"function": {"name": function.name, "arguments": function.arguments}})
-    except ValueError as error:
-        return invalid(str(error))
 
 
 def _parser_class(name: str) -> type[Any]:
