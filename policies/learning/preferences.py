@@ -130,16 +130,15 @@ def _preference(row: Mapping[str, Any], name: str) -> Preference:
     chosen, rejected = (_as_messages(row[key], "assistant") for key in ("chosen", "rejected"))
     given = row.get("prompt") or row.get("messages")
     beginning = _common_beginning(chosen, rejected) if given is None else _as_messages(given, "user")
-    if chosen == rejected or not beginning:
-        return Preference(messages=beginning, chosen=chosen, rejected=rejected)
-    size, first = len(beginning), beginning[:1]
-    if chosen[:size] == rejected[:size] == beginning:  # whole conversations
-        return Preference(messages=beginning, chosen=chosen[size:], rejected=rejected[size:])
-    if first in (chosen[:1], rejected[:1]):
-        raise DatasetError(
-            f"A continuation in {name} begins as its messages do, and goes on otherwise: let messages be "
-            "what both have in common, or leave it out."
-        )
+    if beginning and chosen != rejected:
+        size = len(beginning)
+        if chosen[:size] == rejected[:size] == beginning:  # whole conversations
+            chosen, rejected = chosen[size:], rejected[size:]
+        elif beginning[:1] in (chosen[:1], rejected[:1]):
+            raise DatasetError(
+                f"A continuation in {name} begins as its messages do, and goes on otherwise: let messages be "
+                "what both have in common, or leave it out."
+            )
     return Preference(messages=beginning, chosen=chosen, rejected=rejected)
 
 

@@ -62,10 +62,9 @@ class VerlCritic(VerlWorker):
         batches = [batch for batch in batches if batch.has_sampled_tokens]
         if not batches:
             return {}
-        last = len(batches) - 1
         steps = [
-            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=index == last)
-            for index, batch in enumerate(batches)
+            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=number == len(batches))
+            for number, batch in enumerate(batches, start=1)
         ]
         return mean_metrics(steps, METRIC_NAMES) | _explained_variance(batches)
 

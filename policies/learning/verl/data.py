@@ -129,8 +129,8 @@ class RankShard:
         ]
         return tu.get_tensordict(
             {name: nested(column) for name, column in tensors.items()}
-            | {TRAJECTORY_SHARE: torch.tensor(shares)}
             | {
+                TRAJECTORY_SHARE: torch.tensor(shares),
                 ROW: torch.tensor([number for number, row in enumerate(self._rows) for _ in row]),
                 SHARED: torch.tensor([branch.shared for row in self._rows for branch in row]),
             },

@@ -241,9 +241,8 @@ class VerlLearner(VerlWorker):
         if self._has_adapters:
             verl_weights.write(self._adapters().items(), os.path.join(folder, ADAPTERS))
             if dist.get_rank() == 0:
-                self.engine.module.peft_config[verl_weights.ADAPTER].save_pretrained(
-                    os.path.dirname(os.path.join(folder, ADAPTERS))
-                )
+                config = self.engine.module.peft_config[verl_weights.ADAPTER]
+                config.save_pretrained(os.path.join(folder, ADAPTER))
         if self._reference is not None:
             self._reference.save(os.path.join(folder, REFERENCE))
 
