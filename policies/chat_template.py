@@ -7,6 +7,7 @@ import json
 import marshal
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -203,16 +204,14 @@ class ChatTemplate:
 
     def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         """Return which message it does not take, for the error of a conversation that it rejects."""
-        accepted, refused = 0, len(messages)
-        while refused - accepted > 1:
-            middle = (accepted + refused) // 2
-            if self._attempt(messages[:middle], tools, self._call_form or CALL_FORMS[0]) is None:
-                refused = middle
-            else:
-                accepted = middle
         if not messages:
             return "there is none"
-        return f"message {accepted}, of the role {messages[accepted].get('role')!r}"
+
+        def is_refused(size: int) -> bool:
+            return self._attempt(messages[:size], tools, self._call_form or CALL_FORMS[0]) is None
+
+        index = bisect_left(range(1, len(messages)), True, key=is_refused)
+        return f"message {index}, of the role {messages[index].get('role')!r}"
 
     def _attempt(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, form: CallForm

@@ -160,15 +160,12 @@ def _check_grammar(schema: Any, param: str) -> None:
     if why is None:
         return
     for part in _schemas(schema):
-        alone = {"type": "json_schema", "json_schema": _without_inner(part)}
         ref = part.get("$ref")
+        cause = _empty(part) or fault_of({"type": "json_schema", "json_schema": _without_inner(part)})
         if isinstance(ref, str) and _target(schema, ref) is None:
-            why = f"there is no {ref}, which its $ref names"
-        elif (cause := _empty(part) or fault_of(alone)) is not None:
-            why = cause
-        else:
-            continue
-        raise InvalidRequestError(f"The schema {json.dumps(part)[:200]} is broken: {why}.", param=param)
+            cause = f"there is no {ref}, which its $ref names"
+        if cause is not None:
+            raise InvalidRequestError(f"The schema {json.dumps(part)[:200]} is broken: {cause}.", param=param)
     raise InvalidRequestError(f"The schema is broken: {why}.", param=param)
 
 
