@@ -55,13 +55,8 @@ class ResponseDraft(Draft):
 
     def event(self, kind: str, **fields: Any) -> Json:
         """The next event, with its number."""
-        number = next(self._numbers)
-        return {
-            "type": f"response.{kind}",
-            **fields,
-            "sequence_number": number,
-            "policy_version": self.version,
-        }
+        own = {"sequence_number": next(self._numbers), "policy_version": self.version}
+        return {"type": f"response.{kind}", **fields, **own}
 
     def begin(self, part: Json) -> Iterator[Json]:
         begun = {**self.response, "output": []}
