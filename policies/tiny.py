@@ -20,6 +20,15 @@ SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
 NUM_CONVERSATIONS = 1000
 """Demonstrations, the first ones, from which a run's tiny model has its tokens."""
 
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""Sizes of the model, by their names in ``config.json``."""
 VOCABULARY = 512
 """Most tokens of the tokenizer."""
 
@@ -110,12 +119,7 @@ def build_model(
     tokenizer = build_tokenizer(conversations)
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        **SIZES,
         max_position_embeddings=2048,
         # At the usual 0.02 so small a model learns to copy only much later.
         initializer_range=0.08,
