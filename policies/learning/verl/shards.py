@@ -54,9 +54,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
     Raises:
         ConfigError: they are of another model.
     """
-    groups = saved[0]["param_groups"]
     sizes, saved_sizes = (
-        [len(group["params"]) for group in each] for each in (optimizer.param_groups, groups)
+        [len(group["params"]) for group in each]
+        for each in (optimizer.param_groups, saved[0]["param_groups"])
     )
     if sizes != saved_sizes:
         raise ConfigError(
@@ -71,12 +71,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
         }
         for index in saved[0]["state"]
     }
-    settings = [
-        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for group, chosen in zip(optimizer.param_groups, settings, strict=True):
-        group.update(chosen)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:
