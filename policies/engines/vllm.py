@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from environments.bounds import check_choice
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, WeightsError
 from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
@@ -130,7 +129,9 @@ class VLLMEngine(Engine):
                 f"The prompt has {len(prompt_ids)} tokens and the server's context holds "
                 f"{self.max_model_tokens}: shorten the prompt or raise server.engine.max_model_tokens."
             )
-        check_choice("adapter", params.adapter, [name for name in self._adapters if name is not None])
+        if params.adapter not in self._adapters:
+            names = ", ".join(str(name) for name in self._adapters)
+            raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
         self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from environments.thoughts import split_thought
 from environments.types import Message
 from policies.agents.parsers import ToolParser
+from policies.agents.parsers.base import call_for_template
 from policies.gateway.session import Json
-from policies.model_api.messages import call_for_template
-from policies.model_api.reply import choice_of
 
 
 def message_of(text: str, served: list[Json], parser: ToolParser | None, num_calls: int) -> Message:
@@ -46,12 +45,13 @@ def for_template(message: Message) -> Message:
 
 def completion_of(answer: Json, model: str) -> Json:
     """The ``chat.completion`` with an answer: its ``message``, ``finish_reason``, ``usage`` and version."""
+    choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish_reason"]}
     return {
         "id": f"chatcmpl-{answer['id']}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [choice_of("message", answer["message"], answer["finish_reason"])],
+        "choices": [{**choice, "logprobs": None}],
         "usage": answer["usage"],
         "policy_version": answer["policy_version"],
     }
@@ -69,6 +69,7 @@ async def chunks_of(completion: Json, includes_usage: bool) -> AsyncIterator[Jso
         deltas.append({"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
     ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
     for delta, reason in ended:
-        yield {**head, "choices": [choice_of("delta", delta, reason)]}
+        part = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        yield {**head, "choices": [part]}
     if includes_usage:
         yield {**head, "choices": [], "usage": completion["usage"]}

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-from environments.tools import ToolCall
 from environments.types import Message
+from policies.agents.parsers.base import call_for_template
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -57,12 +57,6 @@ class ChatToolCall(Body):
         except ValueError as error:
             raise ValueError(f"in the call {self.id!r} {error}") from error
         return self
-
-
-def call_for_template(call: Json) -> Json:
-    """A call of OpenAI's with an object for its arguments. Raises ``ValueError`` if they are none."""
-    read = ToolCall.from_openai(call)
-    return {**call, "function": {"name": read.name, "arguments": read.arguments}}
 
 
 class ChatMessage(Body):

@@ -187,6 +187,12 @@ def read_object(call: Any, key: str) -> ToolCall:
     return checked(call["name"], arguments)
 
 
+def call_for_template(call: Json) -> Json:
+    """A call of OpenAI's with an object for its arguments. Raises ``ValueError`` if they are none."""
+    read = ToolCall.from_openai(call)
+    return {**call, "function": {"name": read.name, "arguments": read.arguments}}
+
+
 def checked(name: str, arguments: Any) -> ToolCall:
     """A call whose arguments are an object, the JSON text of one as OpenAI has it, or nothing."""
     name = encodable(name)  # with half a character in it, the next request could not be sent

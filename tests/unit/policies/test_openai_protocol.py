@@ -754,6 +754,7 @@ def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, 
 def test_what_clients_send_by_default_changes_nothing() -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     defaults = {name: values[0] for name, values in NO_EFFECT.items()}
+    defaults |= {"store": False, "service_tier": "auto", "logit_bias": {}, "modalities": ["text"]}
     ignored = {"metadata": {"run": "12"}, "safety_identifier": "somebody", "prompt_cache_key": "tasks"}
     plain, (answer,) = chat(engine)[0], chat(engine, **defaults, **ignored)
     assert engine.requests[0] == engine.requests[1]
