@@ -115,7 +115,8 @@ def check_files(folder: Path) -> None:
     _check_type(folder, config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(
-            f"The folder {folder} holds no weights: copy them, or write them by model.save_pretrained."
+            f"The folder {folder} holds no weights, such as model.safetensors: copy them, or write them with "
+            "model.save_pretrained(folder)."
         )
     index = json_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     for name in sorted(set(index.get("weight_map", {}).values())):
