@@ -91,7 +91,7 @@ class ChatRenderer:
         """
         from jinja2 import TemplateError
 
-        if unseen := self.unseen(request.messages, request.tools):
+        if unseen := self.template.unseen(request.messages, request.tools):
             raise AgentError(
                 f"The chat template of {self.template.name!r} shows no {unseen}: let messages of a role "
                 "that it shows hold their texts, as ToolAgent(tools_in='system') does for tools."
@@ -108,8 +108,8 @@ class ChatRenderer:
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
                 f"The chat template of {self.template.name!r} rejects the agent's messages "
-                f"({self.rejected(request.messages, request.tools)}: {error}): change their roles, order or "
-                "content as it expects."
+                f"({self.template.rejected(request.messages, request.tools)}: {error}): change their roles, "
+                "order or content as it expects."
             ) from error
         check_prompt_length(len(prompt_ids), request)
         return prompt_ids
@@ -146,14 +146,6 @@ class ChatRenderer:
         self.check_length(begun + text, max_tokens)
         return self.encode(begun + text), open_mark(with_opening(begun, text))
 
-    def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
-        """Return what the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
-        return self.template.unseen(messages, tools)
-
-    def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-        """Return which message the chat template does not take, where it rejects a conversation."""
-        return self.template.rejected(messages, tools)
-
     def for_client(self, chat_template_kwargs: Mapping[str, Any]) -> ChatRenderer:
         """A renderer of a client's conversations, whose texts name no control token in any role.
 
@@ -184,19 +176,13 @@ class ChatRenderer:
         most = max_tokens * _longest_token(self._tokenizer)
         if len(text) > most:
             raise PromptTooLongError(
-                f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
-                f"{most} at most: shorten the prompt."
+                f"The prompt has {len(text)} characters, and its {max_tokens} tokens hold {most}: shorten it."
             )
         if (num_names := text.count(GUARD)) >= max_tokens:  # each begins a token, and is encoded for itself
             raise PromptTooLongError(
                 f"The prompt has {num_names} names of control tokens, and may have {max_tokens} tokens: "
                 "shorten the prompt."
             )
-
-    @property
-    def chat_template(self) -> str:
-        """The text of the template; of all of them where the tokenizer has several."""
-        return self.template.text
 
     @property
     def eos_token_id(self) -> int:

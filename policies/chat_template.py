@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import marshal
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -79,7 +81,6 @@ class ChatTemplate:
         self._call_form: CallForm | None = None
         self._shown: set[Any] = set()
         """Kinds of messages that it was seen to show."""
-        self._shows_thoughts: bool | None = None
         self._dates = _date_formats(self.text)
         self._texts: SizedCache[bytes, str] = SizedCache(TEXTS_BYTES)
         """Texts of conversations: the next prompt is compared with that of the turn before."""
@@ -203,16 +204,14 @@ class ChatTemplate:
 
     def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         """Return which message it does not take, for the error of a conversation that it rejects."""
-        accepted, refused = 0, len(messages)
-        while refused - accepted > 1:
-            middle = (accepted + refused) // 2
-            if self._attempt(messages[:middle], tools, self._call_form or CALL_FORMS[0]) is None:
-                refused = middle
-            else:
-                accepted = middle
         if not messages:
             return "there is none"
-        return f"message {accepted}, of the role {messages[accepted].get('role')!r}"
+
+        def is_refused(size: int) -> bool:
+            return self._attempt(messages[:size], tools, self._call_form or CALL_FORMS[0]) is None
+
+        index = bisect_left(range(1, len(messages)), True, key=is_refused)
+        return f"message {index}, of the role {messages[index].get('role')!r}"
 
     def _attempt(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, form: CallForm
@@ -258,14 +257,12 @@ class ChatTemplate:
             name: each if name == "role" else self._guard.guarded(each, but) for name, each in message.items()
         }
 
-    @property
+    @functools.cached_property
     def shows_thoughts(self) -> bool:
         """Return whether it writes the ``reasoning_content`` of an answer."""
-        if self._shows_thoughts is None:
-            answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
-            text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
-            self._shows_thoughts = "probethought" in (text or "")
-        return self._shows_thoughts
+        answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
+        text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
+        return "probethought" in (text or "")
 
 
 class _Probe:
@@ -334,26 +331,26 @@ def _plain(message: Message) -> Message:
                 '{"type": "text", "text": ...}, or leave it out'
             )
         message = {**message, "content": "\n".join(part["text"] for part in content)}
+    return _with_arguments(message, _parsed) if message.get("tool_calls") else message
+
+
+def _in_form(message: Message, form: CallForm) -> Message:
     if not message.get("tool_calls"):
         return message
+    if form.arguments_as_text:
+        message = _with_arguments(message, _as_text)
+    return {**message, "content": message.get("content") or form.empty_content}
+
+
+def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
+    """The message with the arguments of its calls in another form."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": form(call["function"]["arguments"])}}
         if "function" in call
         else call
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
-
-
-def _in_form(message: Message, form: CallForm) -> Message:
-    if not (calls := message.get("tool_calls")):
-        return message
-    if form.arguments_as_text:
-        calls = [
-            {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return {**message, "content": message.get("content") or form.empty_content, "tool_calls": calls}
 
 
 def _date_formats(template: str) -> list[str] | None:

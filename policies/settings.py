@@ -75,11 +75,6 @@ class EngineConfig:
         """The CPU threads of an engine on a CPU, where they are decided."""
         return self.options.get("num_threads")
 
-    @property
-    def cache_after_publish(self) -> str:
-        """The fate of unfinished requests' keys and values when new weights arrive: recompute or keep."""
-        return str(self.options.get("cache_after_publish", "recompute"))
-
     def __post_init__(self) -> None:
         check_bounds(self, "server.engine.")
 

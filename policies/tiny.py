@@ -9,16 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.errors import ConfigError
 from environments.types import Message
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3Config
+    from transformers import PreTrainedTokenizerFast
 
 EOS_TOKEN = "<|im_end|>"
 PAD_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD_TOKEN, "<|im_start|>", EOS_TOKEN)
-BYTE_ALPHABET_SIZE = 256
 NUM_CONVERSATIONS = 1000
 """Demonstrations, the first ones, from which a run's tiny model has its tokens."""
 
@@ -71,18 +69,12 @@ CHAT_TEMPLATE = r"""
 """
 
 
-def build_tokenizer(
-    conversations: Iterable[list[Message]], vocab_size: int = VOCABULARY
-) -> PreTrainedTokenizerFast:
+def build_tokenizer(conversations: Iterable[list[Message]]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with digits split one by one, trained on the conversations' texts.
 
-    Encoding and decoding returns any text unchanged, also with characters that are new to it. ``vocab_size``
-    is the upper limit: pairs that occur only once are not merged. The same conversations give the same
-    tokenizer.
+    Encoding and decoding returns any text unchanged, also with characters that are new to it. Pairs that
+    occur only once are not merged. The same conversations give the same tokenizer.
     """
-    smallest = BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS)
-    if vocab_size < smallest:
-        raise ConfigError(f"vocab_size={vocab_size} cannot hold all bytes: use {smallest} and above.")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +84,7 @@ def build_tokenizer(
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCABULARY,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -121,28 +113,11 @@ def build_model(
     random state stays as it was.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     tokenizer = build_tokenizer(conversations)
-    config = _config(tokenizer, tie_word_embeddings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    folder = Path(path)
-    disable_progress_bar()  # a bar for files that are written in a moment
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def _config(tokenizer: PreTrainedTokenizerFast, tie_word_embeddings: bool) -> Qwen3Config:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
+    config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
         **SIZES,
         max_position_embeddings=2048,
@@ -155,6 +130,17 @@ def _config(tokenizer: PreTrainedTokenizerFast, tie_word_embeddings: bool) -> Qw
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).to(torch.float32)
+    model.generation_config = GenerationConfig(
+        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    folder = Path(path)
+    disable_progress_bar()  # a bar for files that are written in a moment
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def _texts(conversations: Iterable[list[Message]]) -> Iterator[str]:

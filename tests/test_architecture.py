@@ -111,7 +111,7 @@ LARGE_CLASSES = {
     "policies.openai_sampler.OpenAISampler": (15, 3),
     "policies.learning.verl.cpu_platform.CPUPlatform": (0, 23),  # verl's interface
     "actors.rollouts.service.RolloutService": (9, 13),
-    "policies.chat.ChatRenderer": (9, 16),
+    "policies.chat.ChatRenderer": (9, 13),
     "environments.rewards.code.usage.Usage": (8, 15),
     "environments.base.BaseEnv": (6, 13),  # rLLM's interface, and ours
 }

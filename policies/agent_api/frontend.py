@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -104,19 +104,14 @@ class AgentFrontend:
                 elif isinstance(part, RecordingNotice):
                     head["recorded"] = part.is_recorded
                 elif isinstance(part, Trajectory):
-                    answer = _Answer(head, part)
+                    answer = _completion(head, part, "" if body.stream else steps)
                 elif not part.done:
                     steps += _step_text(part)
                     await on_step(_step_text(part))
                     if body.stream:
                         yield _step_chunk(head, part)
-        if not body.stream:
-            yield answer.whole(steps)
-            return
-        yield answer.chunk(answer.message(), None)
-        yield answer.chunk({}, answer.finish_reason)
-        if body.includes_usage:
-            yield answer.usage_chunk()
+        for event in _chunks(answer, body.includes_usage) if body.stream else [answer]:
+            yield event
 
     async def answer(
         self,
@@ -217,32 +212,35 @@ def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     return sum(each.num_prompt_tokens for each in trajectory.completions), trajectory.num_sampled_tokens
 
 
-class _Answer:
-    """An episode in the form of the chat endpoint. ``num_steps`` and ``policy_version`` are Troupe's."""
+def _completion(head: Json, trajectory: Trajectory, steps: str) -> Json:
+    """An episode as a ``chat.completion``. ``num_steps`` and ``policy_version`` are Troupe's.
 
-    def __init__(self, head: Json, trajectory: Trajectory) -> None:
-        last = trajectory.steps[-1]
-        is_cut = last.completion is not None and last.completion.finish_reason == "length"
-        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
-        self._text = last.model_response
-        self.finish_reason = "stop" if is_whole else "length"
-        self._usage = usage_of(*tokens_of(trajectory))
-        self._head = {**head, "policy_version": version_of(trajectory), "num_steps": len(trajectory.steps)}
+    Args:
+        steps: the text of the steps before the answer, with which its thought begins.
+    """
+    last = trajectory.steps[-1]
+    is_cut = last.completion is not None and last.completion.finish_reason == "length"
+    is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
+    is_thought = is_unfinished(last.model_response)
+    message = {"role": "assistant", "content": "" if is_thought else last.model_response}
+    if reasoning := steps + (without_opening(last.model_response) if is_thought else ""):
+        message["reasoning_content"] = reasoning
+    return {
+        **head,
+        "object": "chat.completion",
+        "choices": [choice_of("message", message, "stop" if is_whole else "length")],
+        "policy_version": version_of(trajectory),
+        "num_steps": len(trajectory.steps),
+        "usage": usage_of(*tokens_of(trajectory)),
+    }
 
-    def message(self, steps: str = "") -> Json:
-        """The answer, after the text of the ``steps`` before it."""
-        is_thought = is_unfinished(self._text)
-        reasoning = steps + (without_opening(self._text) if is_thought else "")
-        message = {"role": "assistant", "content": "" if is_thought else self._text}
-        return message | ({"reasoning_content": reasoning} if reasoning else {})
 
-    def whole(self, steps: str) -> Json:
-        choice = choice_of("message", self.message(steps), self.finish_reason)
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage}
-
-    def chunk(self, delta: Json, finish_reason: str | None) -> Json:
-        choice = choice_of("delta", delta, finish_reason)
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-
-    def usage_chunk(self) -> Json:
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage}
+def _chunks(completion: Json, includes_usage: bool) -> Iterator[Json]:
+    """The chunks of a ``chat.completion``."""
+    (choice,) = completion["choices"]
+    head = {**completion, "object": "chat.completion.chunk"}
+    usage = head.pop("usage")
+    yield {**head, "choices": [choice_of("delta", choice["message"], None)]}
+    yield {**head, "choices": [choice_of("delta", {}, choice["finish_reason"])]}
+    if includes_usage:
+        yield {**head, "choices": [], "usage": usage}

@@ -16,6 +16,7 @@ TAKEN = {
     *SAMPLING,
     *("model", "messages", "stream", "stream_options", "max_completion_tokens"),
     *("user", "safety_identifier", "prompt_cache_key", "metadata", "reasoning_effort"),
+    *("store", "service_tier", "logit_bias", "modalities"),
 }
 """Fields of a chat request that an agent acts on, or that it ignores. The rest is the agent's own."""
 
@@ -35,8 +36,7 @@ class Question:
         given = body.model_dump(exclude=TAKEN, exclude_none=True)
         for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
             raise InvalidRequestError(
-                f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
-                param=name,
+                f"{body.model} plays with settings and tools of its own: leave {name} out.", param=name
             )
         turns = [(each.role, str(each.for_template()["content"])) for each in body.messages]
         sampling = body.model_dump(include=SAMPLING, exclude_none=True)

@@ -174,7 +174,6 @@ class _Draft(ResponseDraft):
         given = body.model_dump(include=names) | {"metadata": body.metadata or {}}
         super().__init__(body.model, given)
         self.body = body
-        self._is_under_way = False
 
     def repeat(self, earlier: ReplayedAnswer) -> None:
         """Become the response that an earlier request has got, or gets."""
@@ -182,8 +181,8 @@ class _Draft(ResponseDraft):
 
     def add_step(self, part: StepEvent | Trajectory) -> Iterator[Json]:
         """The events of the next part of the episode, in the order of the API."""
-        if not self._is_under_way:
-            self._is_under_way = True
+        if not self._has_begun:
+            self._has_begun = True
             self.version = part.policy_version if isinstance(part, StepEvent) else version_of(part)
             yield from self.begin({})
         if isinstance(part, Trajectory):

@@ -28,7 +28,7 @@ class AnsweringAgent(HistoryAgent):
             turn is a training sequence of its own.
     """
 
-    def __init__(self, accumulate_thinking: bool) -> None:
+    def __init__(self, accumulate_thinking: bool = True) -> None:
         self.accumulate_thinking = accumulate_thinking
         self.reset()
 
@@ -58,9 +58,6 @@ class MathAgent(AnsweringAgent):
     With ``accumulate_thinking=False`` the thoughts of earlier turns are taken out of the history, which
     makes every turn a training sequence of its own.
     """
-
-    def __init__(self, accumulate_thinking: bool = True) -> None:
-        super().__init__(accumulate_thinking)
 
     def _request(self, observation: Any) -> str:
         if self.trajectory.steps:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from environments.errors import ConfigError
+from environments.bounds import check_choice
 from environments.thoughts import split_thought
 from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
@@ -62,15 +62,11 @@ class ToolAgent(HistoryAgent):
         self.tool_parser = get_tool_parser(parser_name).for_tools(schemas)
         self.needs_tool_calls = not self.tool_parser.reads_text and not self.tool_parser.served_name
         self.served_parser = self.tool_parser.served_name
-        self.tools_prompt = ""
-        self._tool_schemas: list[dict[str, Any]] | None = None
-        match tools_in or self.tool_parser.tools_in:
-            case "system":
-                self.tools_prompt = self.tool_parser.get_tool_prompt(schemas)
-            case "template":
-                self._tool_schemas = schemas or None
-            case _:
-                raise ConfigError(f"tools_in={tools_in!r} is unknown: use 'system' or 'template'.")
+        tools_in = tools_in or self.tool_parser.tools_in
+        check_choice("tools_in", tools_in, ("system", "template"))
+        in_system = tools_in == "system"
+        self.tools_prompt = self.tool_parser.get_tool_prompt(schemas) if in_system else ""
+        self._tool_schemas = None if in_system else schemas or None
         self._examples = copy.deepcopy(list(examples))
         self.reset()
 

@@ -104,7 +104,17 @@ class Engine(ABC):
         """
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """Sample one completion as one output.
+        """Sample one completion as one output. Raises as ``stream`` does."""
+        self._check_params(params)
+        async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
+            async for output in outputs:
+                return self._checked(output)
+        raise SamplerError(f"{self._place()} ended a request without an answer.")
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool = True
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """Stream one completion as its tokens are sampled, or as one output.
 
         Raises:
             ConfigError: this request is impossible.
@@ -113,26 +123,12 @@ class Engine(ABC):
             LogprobError: a log-probability of the answer is not finite.
         """
         self._check_params(params)
-        async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
-            async for output in outputs:
-                return self._checked(output)
-        raise SamplerError(f"{self._place()} ended a request without an answer.")
-
-    async def stream(
-        self, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncGenerator[TokenOutput, None]:
-        """Stream one completion as its tokens are sampled.
-
-        Raises:
-            ConfigError: this request is impossible.
-            PromptTooLongError: the prompt leaves no room for a token.
-            SamplerError: the engine has failed.
-            LogprobError: a log-probability of the answer is not finite.
-        """
-        self._check_params(params)
-        async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
+        output = None
+        async with aclosing(self.sample(prompt_ids, params, in_pieces)) as outputs:
             async for output in outputs:
                 yield self._checked(output)
+        if output is None:
+            raise SamplerError(f"{self._place()} ended a request without an answer.")
 
     @contextmanager
     def in_flight(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[None]:

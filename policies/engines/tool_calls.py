@@ -6,6 +6,7 @@ program which asks does not have to spend.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from environments.thoughts import SplitThought, split_thought
 from environments.tools import ToolCall
 from environments.tools.base import openai_schema
 from policies.agents.parsers import ToolParser, get_tool_parser
-from policies.agents.parsers.base import Json, invalid, valid
+from policies.agents.parsers.base import Json, checked, invalid, valid
 from policies.agents.parsers.served import VLLM
 from policies.engines.vllm_settings import CPU_ENVIRONMENT
 from policies.sampler import TokenOutput, TokenRequest
@@ -87,7 +88,8 @@ class VLLMParser(ToolParser):
             found = self._start().extract_tool_calls(text, request=self._request)
         except Exception as error:  # noqa: BLE001  # a parser may stumble over what a model writes
             return text, [invalid(f"The tool call cannot be read ({type(error).__name__}: {error}).")]
-        return found.content or "", [_call(each.function) for each in found.tool_calls]
+        functions = [call.function for call in found.tool_calls]
+        return found.content or "", [checked(function.name, function.arguments) for function in functions]
 
 
 class VLLMReasoning:
@@ -139,13 +141,6 @@ def _starting(kind: str, name: str) -> Iterator[None]:
             f"vLLM's {kind} {name!r} cannot start with this model's tokenizer "
             f"({type(error).__name__}: {error}): use the parser of your model."
         ) from error
-
-
-def _call(function: Any) -> ToolCall:
-    try:
-        return ToolCall.from_openai({"function": {"name": function.name, "arguments": function.arguments}})
-    except ValueError as error:
-        return invalid(str(error))
 
 
 def _parser_class(name: str) -> type[Any]:
@@ -210,8 +205,7 @@ class CallReader:
     ) -> None:
         self._renderer = renderer
         self._split = split or split_thought
-        self._tokenizer = tokenizer
-        self._parsers: dict[str, ToolParser] = {}
+        self._parser = functools.cache(lambda name: served_parser(name, tokenizer))
 
     def __call__(self, request: TokenRequest, output: TokenOutput) -> TokenOutput:
         """The output with the calls that stand in its text, those of its thoughts left out.
@@ -226,11 +220,6 @@ class CallReader:
         parser = self._parser(request.tool_parser).for_tools(request.tools or ())
         calls = [call.to_openai() for call in parser.parse(answer)]
         return replace(output, tool_calls=tuple(calls))
-
-    def _parser(self, name: str) -> ToolParser:
-        if name not in self._parsers:
-            self._parsers[name] = served_parser(name, self._tokenizer)
-        return self._parsers[name]
 
 
 def check_served_parsers(

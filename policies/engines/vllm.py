@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -36,6 +37,10 @@ from policies.settings import EngineConfig, adapter_config
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
     from vllm.lora.request import LoRARequest
+
+
+FAILURE_SECONDS = 0.2
+"""Time after which a load of weights finds out that the engine has ended."""
 
 
 class VLLMEngine(Engine):
@@ -59,7 +64,7 @@ class VLLMEngine(Engine):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outputs: dict[str, asyncio.Queue[TokenOutput | BaseException]] = {}
         self._running: dict[str, _Running] = {}
-        self._keeps_cache = config.cache_after_publish == "keep"
+        self._keeps_cache = config.options.get("cache_after_publish") == "keep"
         self._start = time.monotonic()
         self._counted = EngineStats()
         self._failure: BaseException | None = None
@@ -89,22 +94,20 @@ class VLLMEngine(Engine):
         Raises:
             WeightsError: they are not all that the model has.
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+        self._loop = loop = asyncio.get_running_loop()
+        loaded = asyncio.Event()
 
         def load() -> None:
             self._exchange_weights(version, buckets)
-            loop.call_soon_threadsafe(_resolve, done)
+            loop.call_soon_threadsafe(loaded.set)
 
-        self._loop = loop
         self._submit(load)
-        waiting = {done, loop.create_task(self._until_failure())}
-        finished, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
+        while not loaded.is_set() and self._failure is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(loaded.wait(), FAILURE_SECONDS)
         if isinstance(self._failure, WeightsError):
             raise self._failure
-        if done not in finished:
+        if not loaded.is_set():
             self.check_alive()
 
     def stats(self) -> EngineStats:
@@ -116,10 +119,6 @@ class VLLMEngine(Engine):
         """Raise what ended the engine, if anything did."""
         if self._failure is not None:
             raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
-
-    async def _until_failure(self) -> None:
-        while self._failure is None:
-            await asyncio.sleep(0.2)
 
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
@@ -217,9 +216,7 @@ class VLLMEngine(Engine):
         self.version = version
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
-            if (
-                num_sampled == 0 and self._keeps_cache
-            ):  # it has no cache to keep, and its salt is that of the old version
+            if num_sampled == 0 and self._keeps_cache:  # no cache to keep, and the old version's salt
                 self._engine.abort_request([running.vllm_id], internal=True)
                 self._add(request_id, running)
             else:
@@ -261,11 +258,6 @@ class _Running:
     adapter: LoRARequest | None
     vllm_id: str = ""
     versions: VersionSpans = field(default_factory=lambda: VersionSpans(0))
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:

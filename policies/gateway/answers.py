@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncIterator
 
 from environments.thoughts import split_thought
-from environments.tools import ToolCall
 from environments.types import Message
 from policies.agents.parsers import ToolParser
+from policies.agents.parsers.base import call_for_template
 from policies.gateway.session import Json
 
 
@@ -40,12 +40,7 @@ def for_template(message: Message) -> Message:
     """The message as chat templates want it: an object for a call's arguments."""
     if "tool_calls" not in message:
         return message
-    calls = [
-        {**call, "function": {"name": read.name, "arguments": read.arguments}}
-        for call in message["tool_calls"]
-        for read in [ToolCall.from_openai(call)]
-    ]
-    return {**message, "tool_calls": calls}
+    return {**message, "tool_calls": list(map(call_for_template, message["tool_calls"]))}
 
 
 def completion_of(answer: Json, model: str) -> Json:

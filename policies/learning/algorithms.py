@@ -174,20 +174,14 @@ def _custom(config: AlgorithmConfig) -> Definition:
             f"algorithm.name='custom' with algorithm.advantage={config.advantage!r} and algorithm.loss="
             f"{config.loss!r}: it needs both, such as grpo and vanilla."
         )
-    for kind, value, known, unfit in (
-        ("advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS),
-        ("loss", config.loss, LOSSES, UNFIT_LOSSES),
+    for kind, value, known, unfit, decorator in (
+        ("advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS, "register_estimator"),
+        ("loss", config.loss, LOSSES, UNFIT_LOSSES, "register_loss"),
     ):
         if value in unfit:
             raise ConfigError(f"algorithm.{kind}={value!r} cannot be used: {unfit[value]}.")
-        remedy = _OWN
-        if config.module is not None:
-            decorator = "register_estimator" if kind == "advantage" else "register_loss"
-            remedy = (
-                f" algorithm.module={config.module!r} has to register it with {decorator} of "
-                "policies.learning.registry."
-            )
-        check_choice(f"algorithm.{kind}", value, known, remedy)
+        register = f" algorithm.module={config.module!r} has to register it with {decorator}."
+        check_choice(f"algorithm.{kind}", value, known, _OWN if config.module is None else register)
     return Definition(advantage=config.advantage, loss=config.loss)
 
 

@@ -79,7 +79,7 @@ def as_played(
         if not is_imitated(message) or position < num_given:
             continue
         begun = messages[: position + 1]
-        if unseen := renderer.unseen(begun, tools):
+        if unseen := renderer.template.unseen(begun, tools):
             raise DatasetError(
                 f"The chat template shows no {unseen}, and {name} has some: let messages of a role that it "
                 "shows hold their texts, as launch.recipes.demonstration.demonstrate writes calls."

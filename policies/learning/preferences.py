@@ -130,16 +130,15 @@ def _preference(row: Mapping[str, Any], name: str) -> Preference:
     chosen, rejected = (_as_messages(row[key], "assistant") for key in ("chosen", "rejected"))
     given = row.get("prompt") or row.get("messages")
     beginning = _common_beginning(chosen, rejected) if given is None else _as_messages(given, "user")
-    if chosen == rejected or not beginning:
-        return Preference(messages=beginning, chosen=chosen, rejected=rejected)
-    size, first = len(beginning), beginning[:1]
-    if chosen[:size] == rejected[:size] == beginning:  # whole conversations
-        return Preference(messages=beginning, chosen=chosen[size:], rejected=rejected[size:])
-    if first in (chosen[:1], rejected[:1]):
-        raise DatasetError(
-            f"A continuation in {name} begins as its messages do, and goes on otherwise: let messages be "
-            "what both have in common, or leave it out."
-        )
+    if beginning and chosen != rejected:
+        size = len(beginning)
+        if chosen[:size] == rejected[:size] == beginning:  # whole conversations
+            chosen, rejected = chosen[size:], rejected[size:]
+        elif beginning[:1] in (chosen[:1], rejected[:1]):
+            raise DatasetError(
+                f"A continuation in {name} begins as its messages do, and goes on otherwise: let messages be "
+                "what both have in common, or leave it out."
+            )
     return Preference(messages=beginning, chosen=chosen, rejected=rejected)
 
 
@@ -157,8 +156,7 @@ def _check_messages(name: str, messages: Any) -> None:
     """Raise ``DatasetError`` unless ``messages`` is a list of at least one message."""
     if not isinstance(messages, list | tuple) or not messages:
         raise DatasetError(
-            f"{name} is {messages!r:.100}: it has to be a list of messages, at least one, such as "
-            '[{"role": "user", "content": "Hello"}].'
+            f'{name} is {messages!r:.100}: write a list such as [{{"role": "user", "content": "Hello"}}].'
         )
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

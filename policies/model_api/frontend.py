@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
 from policies.model_api.errors import ConflictError, InvalidRequestError, RequestError, unknown_model
-from policies.model_api.growing_text import GrowingText, before_stop
+from policies.model_api.growing_text import GrowingText
 from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
 from policies.model_api.reply import ChatReply, Json, Piece, Reply, TextReply
@@ -68,7 +68,7 @@ class OpenAIFrontend:
         self._places = asyncio.Semaphore(max_sampled)
         self.num_waiting = 0
         """Answers that wait for a place in the engine."""
-        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
+        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.template.text))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
 
@@ -117,7 +117,7 @@ class OpenAIFrontend:
         # An answer that is gone on with is past its thoughts, unless it ends within one.
         split = None if body.continue_final_message and not prompt_end else self._split
         reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
-        pieces = self._sample_in_pieces(requests) if body.stream else self._sample_whole(requests)
+        pieces = self._sample(requests, in_pieces=bool(body.stream))
         parts = _answer(body, requests, reply, pieces, charge, on_answer)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
@@ -132,10 +132,8 @@ class OpenAIFrontend:
         self._check(body)
         requests = self._requests(body, self._encode(body), structure_of(body, self._tool_parser))
         reply = TextReply(body, self._token_text)
-        if body.stream and not body.echo:
-            pieces = self._sample_in_pieces(requests)
-        else:
-            pieces = self._sample_whole(requests, echoes=bool(body.echo))
+        echoes = bool(body.echo)
+        pieces = self._sample(requests, in_pieces=bool(body.stream) and not echoes, echoes=echoes)
         return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
@@ -155,7 +153,7 @@ class OpenAIFrontend:
         messages = [message.for_template() for message in body.messages]
         renderer = self._with_options(body)
         try:
-            if unseen := renderer.unseen(messages, tools):
+            if unseen := renderer.template.unseen(messages, tools):
                 raise InvalidRequestError(
                     f"The model's chat template shows no {unseen}: write them into the texts of the "
                     "messages that it shows.",
@@ -168,8 +166,8 @@ class OpenAIFrontend:
             return prompt, renderer.end_of_prompt(prompt)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise InvalidRequestError(
-                f"The model's chat template rejects the messages ({renderer.rejected(messages, tools)}: "
-                f"{type(error).__name__}: {error}).",
+                f"The model's chat template rejects the messages "
+                f"({renderer.template.rejected(messages, tools)}: {type(error).__name__}: {error}).",
                 param="messages",
             ) from error
 
@@ -257,42 +255,27 @@ class OpenAIFrontend:
         finally:
             self._places.release()
 
-    async def _generate(self, request: TokenRequest) -> TokenOutput:
-        with self._engine.in_flight(request.prompt_ids, request.params):
-            async with self._place():
-                return await self._engine.generate(request.prompt_ids, request.params)
-
-    async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
-        outputs = self._engine.stream(request.prompt_ids, request.params)
+    async def _stream(self, request: TokenRequest, in_pieces: bool) -> AsyncGenerator[TokenOutput, None]:
+        outputs = self._engine.stream(request.prompt_ids, request.params, in_pieces)
         with self._engine.in_flight(request.prompt_ids, request.params):
             async with self._place(), aclosing(outputs):
                 async for output in outputs:
                     yield output
 
-    async def _sample_whole(
-        self, requests: list[TokenRequest], echoes: bool = False
+    async def _sample(
+        self, requests: list[TokenRequest], in_pieces: bool, echoes: bool = False
     ) -> AsyncGenerator[Piece, None]:
-        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
-        try:
-            outputs = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # if one choice fails, the others are aborted
-                task.cancel()
-        for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-            text, stop = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
-            prompt = self._renderer.text_of(request.prompt_ids) if echoes else ""
-            yield Piece(index, request, text, output, is_first=True, prompt=prompt, stop=stop)
-
-    async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
+        """The answers, as they come: each whole, or ``in_pieces``. If one fails, the others are aborted."""
         texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
         started: set[int] = set()
-        streams = [self._stream(request) for request in requests]
+        streams = [self._stream(request, in_pieces) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
             async for index, output in outputs:
-                growing = texts[index]
+                growing, request = texts[index], requests[index]
                 text = growing.add(output.token_ids, is_last=output.finish_reason is not None)
+                prompt = self._renderer.text_of(request.prompt_ids) if echoes else ""
                 is_first = index not in started
-                yield Piece(index, requests[index], text, output, is_first, stop=growing.stop)
+                yield Piece(index, request, text, output, is_first, prompt=prompt, stop=growing.stop)
                 started.add(index)
 
 
@@ -324,7 +307,7 @@ async def _answer(
                 for chunk in reply.chunks(piece):
                     yield chunk
     if not body.stream:
-        yield reply.whole(pieces, num_prompt_tokens)
+        yield reply.whole(sorted(pieces, key=lambda piece: piece.index), num_prompt_tokens)
     elif body.includes_usage:
         yield reply.usage_chunk(pieces, num_prompt_tokens)
 

@@ -7,7 +7,7 @@ import uuid
 
 from environments.tools.base import MODEL_JSON
 from policies.agents.parsers import ToolParser
-from policies.agents.parsers.base import Block, BlockParser, Json, valid
+from policies.agents.parsers.base import Block, Json, valid
 from policies.model_api.growing_text import num_held
 
 
@@ -104,8 +104,6 @@ class GrowingCalls:
 
     def _complete_block(self, piece: str, is_last: bool) -> Block | None:
         """The block with which the text begins, once it has been read to its end and nothing changes it."""
-        if not isinstance(self._parser, BlockParser):
-            return None
         if self._arguments is not None and not self._arguments.has_ended:
             return None
         if self._parser.is_closed and not is_last and not any(mark in piece for mark in ">}]"):
@@ -127,8 +125,7 @@ class GrowingCalls:
         """Rest at the end: a malformed or unfinished call stays text, unless it was begun."""
         if self._arguments is not None:
             self.num_complete += self._arguments.has_ended
-            blocks = self._parser.blocks(self._text) if isinstance(self._parser, BlockParser) else iter(())
-            block = next(blocks, None)
+            block = next(self._parser.blocks(self._text), None)
             self._text = "" if block is None else self._text[block.end :]
         text, good = self._parser.split(self._text)
         for call in good:

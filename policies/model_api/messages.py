@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-from environments.tools import ToolCall
 from environments.types import Message
+from policies.agents.parsers.base import call_for_template
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -53,16 +53,10 @@ class ChatToolCall(Body):
     @model_validator(mode="after")
     def _check_arguments(self) -> ChatToolCall:
         try:
-            self.for_template()
+            call_for_template(self.model_dump())
         except ValueError as error:
             raise ValueError(f"in the call {self.id!r} {error}") from error
         return self
-
-    def for_template(self) -> Message:
-        """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
-        call = self.model_dump()
-        function = ToolCall.from_openai(call)
-        return {**call, "function": {"name": function.name, "arguments": function.arguments}}
 
 
 class ChatMessage(Body):
@@ -102,7 +96,7 @@ class ChatMessage(Body):
             message["reasoning_content"] = thoughts
         message["role"] = "system" if self.role == "developer" else self.role
         if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            message["tool_calls"] = [call_for_template(call.model_dump()) for call in self.tool_calls]
         return {**message, "content": content}
 
 

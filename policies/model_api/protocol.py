@@ -38,50 +38,28 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "stop_token_ids": ([],),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "return_token_ids": (False,),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
     "tools": ([],),
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
 }
 """Values that change nothing, by their fields: clients send them by default."""
 
 
-def _of_no_effect(name: str) -> AfterValidator:
-    """Takes only the values that change nothing."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in NO_EFFECT[name]:
-            served = " or ".join(map(repr, NO_EFFECT[name]))
-            raise ValueError(f"{value!r} is not supported: use {served}, or leave it out")
-        return value
-
-    return AfterValidator(check)
-
-
-def _few_short_stops(value: str | list[str] | None) -> str | list[str] | None:
-    stops = [value] if isinstance(value, str) else value or []
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"{len(stops)} stop strings are too many: send at most {MAX_STOPS}")
-    for stop in stops:
-        if len(stop) > MAX_STOP_CHARACTERS:
-            raise ValueError(
-                f"a stop string of {len(stop)} characters is too long: send at most {MAX_STOP_CHARACTERS}"
-            )
-        encodable(stop)
-    return value
+def _only_text(modalities: list[str]) -> list[str]:
+    if modalities != ["text"]:
+        raise ValueError(f"{modalities!r} is not supported: use ['text'], or leave it out")
+    return modalities
 
 
 TokenId = Annotated[int, Field(ge=0)]
-Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS), AfterValidator(encodable)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
 LikelyTokens = Annotated[StrictInt, Field(ge=0, le=MAX_LIKELY_TOKENS)]
 
 
@@ -146,9 +124,9 @@ class SamplingRequest(Body):
     prompt_cache_key: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Accepted and ignored: notes beside a stored answer, and none is stored."""
-    store: Annotated[bool | None, _of_no_effect("store")] = None
-    service_tier: Annotated[str | None, _of_no_effect("service_tier")] = None
-    logit_bias: Annotated[dict[str, float] | None, _of_no_effect("logit_bias")] = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> SamplingRequest:
@@ -156,12 +134,10 @@ class SamplingRequest(Body):
             raise ValueError("stream_options needs stream=true")
         return self
 
-    @property
-    def returns_logprobs(self) -> bool:
-        raise NotImplementedError
-
-    def likely_tokens(self) -> tuple[int, int | None]:
-        """Return how many likely tokens come with each sampled one, and with each of the prompt."""
+    def likely_tokens(self) -> tuple[int | None, int | None]:
+        """Return how many likely tokens come with each sampled one, and with each of the prompt; ``None``
+        where there are no log-probabilities.
+        """
         raise NotImplementedError
 
     @property
@@ -191,7 +167,7 @@ class SamplingRequest(Body):
         names = {field.name for field in fields(EngineOptions)}
         given = self.model_dump(include=names, exclude_none=True)
         top_logprobs, prompt_logprobs = self.likely_tokens()
-        given |= {"top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
+        given |= {"top_logprobs": top_logprobs or 0, "prompt_logprobs": prompt_logprobs}
         given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
         options = EngineOptions(**given)
         return None if options == EngineOptions() else options
@@ -235,7 +211,7 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: bool | None = None
     """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
+    modalities: Annotated[list[str], AfterValidator(_only_text)] | None = None
     reasoning_effort: Text | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -280,17 +256,13 @@ class ChatRequest(SamplingRequest):
             raise ValueError(f"{value} contradicts continue_final_message={continues}: just one is true")
         return value
 
-    def likely_tokens(self) -> tuple[int, int | None]:
-        return self.top_logprobs or 0, None
+    def likely_tokens(self) -> tuple[int | None, int | None]:
+        return (self.top_logprobs or 0) if self.logprobs else None, None
 
     def template_options(self) -> dict[str, Any]:
         """The variables that the request gives to the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return effort | (self.chat_template_kwargs or {})
-
-    @property
-    def returns_logprobs(self) -> bool:
-        return bool(self.logprobs)
 
 
 class CompletionRequest(SamplingRequest):
@@ -308,12 +280,8 @@ class CompletionRequest(SamplingRequest):
             raise ValueError("max_tokens=0 leaves no room for an answer: use 1 and above, or echo=true")
         return self
 
-    def likely_tokens(self) -> tuple[int, int | None]:
-        return self.logprobs or 0, self.logprobs if self.echo else None
-
-    @property
-    def returns_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def likely_tokens(self) -> tuple[int | None, int | None]:
+        return self.logprobs, self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """OpenAI takes one text or several, one list of token ids or several."""

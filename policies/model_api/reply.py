@@ -53,8 +53,8 @@ class Reply:
             "model": body.model,
         }
         self._returns_token_ids = bool(body.return_token_ids)
-        self._returns_logprobs = body.returns_logprobs
         self._num_likely, _ = body.likely_tokens()
+        self._returns_logprobs = self._num_likely is not None
         self._token_text = token_text
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -81,24 +81,26 @@ def check_schema(schema: Any, param: str) -> None:
 
 def without_annotations(schema: Any) -> Any:
     """The schema without each ``format`` that would keep a grammar from holding what else it asks."""
-    if isinstance(schema, list):
-        return [without_annotations(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    left_out = set()
-    if schema.get("format") not in FORMATS or {"pattern", "minLength", "maxLength"} & schema.keys():
-        left_out = {"format"} & {each for each in schema if isinstance(schema[each], str)}
-    return {
-        keyword: (
-            {name: without_annotations(each) for name, each in value.items()}
-            if keyword in BY_NAME and isinstance(value, dict)
-            else without_annotations(value)
-            if keyword in INNER
-            else value
-        )
-        for keyword, value in schema.items()
-        if keyword not in left_out
-    }
+    changed = _with_inner(schema, without_annotations)
+    unknown = schema.get("format") not in FORMATS or {"pattern", "minLength", "maxLength"} & schema.keys()
+    if unknown and isinstance(schema.get("format"), str):
+        del changed["format"]
+    return changed
+
+
+def _with_inner(schema: Json, change: Callable[[Any], Any]) -> Json:
+    """The schema with each inner one changed."""
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in BY_NAME and isinstance(value, dict):
+            changed[keyword] = {name: change(each) for name, each in value.items()}
+        elif keyword in INNER and isinstance(value, dict):
+            changed[keyword] = change(value)
+        elif keyword in INNER and isinstance(value, list):
+            changed[keyword] = list(map(change, value))
+    return changed
 
 
 def _check_depth(value: Any, param: str, depth: int) -> None:
@@ -158,15 +160,12 @@ def _check_grammar(schema: Any, param: str) -> None:
     if why is None:
         return
     for part in _schemas(schema):
-        alone = {"type": "json_schema", "json_schema": _without_inner(part)}
         ref = part.get("$ref")
+        cause = _empty(part) or fault_of({"type": "json_schema", "json_schema": _without_inner(part)})
         if isinstance(ref, str) and _target(schema, ref) is None:
-            why = f"there is no {ref}, which its $ref names"
-        elif (cause := _empty(part) or fault_of(alone)) is not None:
-            why = cause
-        else:
-            continue
-        raise InvalidRequestError(f"The schema {json.dumps(part)[:200]} is broken: {why}.", param=param)
+            cause = f"there is no {ref}, which its $ref names"
+        if cause is not None:
+            raise InvalidRequestError(f"The schema {json.dumps(part)[:200]} is broken: {cause}.", param=param)
     raise InvalidRequestError(f"The schema is broken: {why}.", param=param)
 
 
@@ -190,15 +189,8 @@ def fault_of(form: Json) -> str | None:
 
 def _without_inner(schema: Json) -> Json:
     """The schema alone: with any value in the place of each inner one."""
-    alone = {}
-    for keyword, value in schema.items():
-        if keyword in BY_NAME and isinstance(value, dict):
-            value = dict.fromkeys(value, True)
-        elif keyword in INNER and isinstance(value, dict | list):
-            value = True if isinstance(value, dict) else [True] * len(value)
-        if keyword not in ("$ref", *PLACES):
-            alone[keyword] = value
-    return alone
+    alone = _with_inner(schema, lambda inner: True)
+    return {keyword: value for keyword, value in alone.items() if keyword not in ("$ref", *PLACES)}
 
 
 def _target(schema: Any, ref: str) -> Any:

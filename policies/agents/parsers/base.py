@@ -39,6 +39,8 @@ class ToolParser(ABC):
     """The marks with which calls begin. By the empty one, anything may be a call until the answer ends."""
     opens_answer: str = ""
     """Text that begins a call too, where an answer begins with it."""
+    is_closed: bool = True
+    """True where a block has an end of its own, so that no text after it changes what it says."""
 
     @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
@@ -54,6 +56,10 @@ class ToolParser(ABC):
         calls = self.parse(text)
         good = valid(calls)
         return "" if good and len(good) == len(calls) else text, good
+
+    def blocks(self, text: str) -> Iterator[Block]:
+        """The blocks of calls in ``text``, in order; none where the form shows no blocks."""
+        return iter(())
 
     def for_tools(self, schemas: Sequence[Json]) -> ToolParser:
         """The parser of a conversation with these tools, for a form that shows no types of arguments."""
@@ -81,8 +87,6 @@ class Block:
 class BlockParser(ToolParser):
     """Calls that stand in blocks among other text."""
 
-    is_closed: bool = True
-    """True where a block has an end of its own, so that no text after it changes what it says."""
     beginning: re.Pattern[str] | None = None
     """A block up to the object of its first call's arguments; one group is the name, as JSON or plain."""
     prompt: str
@@ -181,6 +185,12 @@ def read_object(call: Any, key: str) -> ToolCall:
         return invalid(f'The tool call has to be {{"name": ..., "{key}": {{...}}}}.')
     arguments = call.get(key, call.get("arguments", call.get("parameters")))
     return checked(call["name"], arguments)
+
+
+def call_for_template(call: Json) -> Json:
+    """A call of OpenAI's with an object for its arguments. Raises ``ValueError`` if they are none."""
+    read = ToolCall.from_openai(call)
+    return {**call, "function": {"name": read.name, "arguments": read.arguments}}
 
 
 def checked(name: str, arguments: Any) -> ToolCall:

@@ -7,13 +7,14 @@ Modules that import verl import this one first: verl settles on its device as so
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
-from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_clip_range, critic_optimizer
+from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_clip_range
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from policies.learning.verl import cpu_platform
@@ -40,37 +41,17 @@ PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
 CHECKPOINT_CONTENTS = ["model", "optimizer", "extra"]
 
 
-def policy_worker_config(
-    model_path: str, learner: LearnerConfig, num_schedule_steps: int
+def worker_config(
+    model_type: str,
+    model_path: str,
+    learner: LearnerConfig,
+    optimizer: OptimizerConfig,
+    num_schedule_steps: int,
+    adapters: Mapping[str, Any] | None = None,
 ) -> TrainingWorkerConfig:
-    """verl's worker for the policy."""
-    rank = learner.lora.rank
-    adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
-    optimizer = optimizer_config(learner.optimizer, learner, num_schedule_steps)
-    return _worker_config("language_model", model_path, learner, optimizer, **adapters)
-
-
-def teacher_worker_config(model_path: str, learner: LearnerConfig) -> TrainingWorkerConfig:
-    """verl's worker for a model that only scores; its optimizer is never used, and so holds nothing.
-
-    verl has workers without one (``forward_only``), whose weights lie in pinned memory: a machine without a
-    GPU has none.
+    """verl's worker for a ``language_model`` or a ``value_model``, with fields of verl's about its
+    ``adapters``.
     """
-    optimizer = optimizer_config(OptimizerConfig(), learner, 1)
-    return _worker_config("language_model", model_path, learner, optimizer)
-
-
-def critic_worker_config(
-    model_path: str, learner: LearnerConfig, num_schedule_steps: int
-) -> TrainingWorkerConfig:
-    """verl's worker for the value model."""
-    optimizer = optimizer_config(critic_optimizer(learner), learner, num_schedule_steps)
-    return _worker_config("value_model", model_path, learner, optimizer)
-
-
-def _worker_config(
-    model_type: str, model_path: str, learner: LearnerConfig, optimizer: FSDPOptimizerConfig, **model: Any
-) -> TrainingWorkerConfig:
     precision = PRECISION[learner.dtype]
     return TrainingWorkerConfig(
         model_type=model_type,
@@ -82,7 +63,7 @@ def _worker_config(
             use_remove_padding=False,  # packing needs flash attention
             enable_gradient_checkpointing=learner.device != "cpu",
             override_config={"attn_implementation": "sdpa"},
-            **model,
+            **(adapters or {}),
         ),
         engine_config=_verl(
             FSDPEngineConfig,
@@ -99,7 +80,7 @@ def _worker_config(
             max_token_len_per_gpu=learner.micro_batch_tokens,
             infer_max_token_len_per_gpu=learner.micro_batch_tokens,
         ),
-        optimizer_config=optimizer,
+        optimizer_config=optimizer_config(optimizer, learner, num_schedule_steps),
         checkpoint_config=CheckpointConfig(
             save_contents=CHECKPOINT_CONTENTS, load_contents=CHECKPOINT_CONTENTS
         ),

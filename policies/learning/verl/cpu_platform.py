@@ -25,15 +25,13 @@ DEVICE = torch.device("cpu")
 
 def _device_module() -> types.ModuleType:
     """``torch.cpu`` with the memory calls that verl makes on every device; on a CPU they report nothing."""
-    module = types.ModuleType("troupe_cpu_device")
+    module = types.ModuleType(torch.cpu.__name__)
+    sizes = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
+    actions = ("reset_peak_memory_stats", "empty_cache", "ipc_collect")
     vars(module).update(
-        {name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")}
-    )
-    for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
-        setattr(module, name, lambda *_args: 0)
-    for name in ("reset_peak_memory_stats", "empty_cache", "ipc_collect"):
-        setattr(module, name, lambda *_args: None)
-    vars(module).update(
+        vars(torch.cpu),
+        **dict.fromkeys(sizes, lambda *_args: 0),
+        **dict.fromkeys(actions, lambda *_args: None),
         mem_get_info=lambda *_args: (0, 0),
         get_device_name=lambda *_args: "cpu",
         manual_seed=torch.manual_seed,

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from policies.learning.samples import TrainBatch
-from policies.learning.settings import LearnerConfig
-from policies.learning.verl.config import critic_config, critic_worker_config
+from policies.learning.settings import LearnerConfig, critic_optimizer
+from policies.learning.verl.config import critic_config, worker_config
 from policies.learning.verl.data import VALUE_COLUMNS, as_column, sampled
 from policies.learning.verl.losses import share_of_mean
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
@@ -40,7 +40,8 @@ class VerlCritic(VerlWorker):
 
     def __init__(self, model_path: str, learner: LearnerConfig, num_schedule_steps: int, seed: int) -> None:
         verl.utils.model.load_valuehead_model = _load_value_model
-        config = critic_worker_config(model_path, learner, num_schedule_steps)
+        optimizer = critic_optimizer(learner)
+        config = worker_config("value_model", model_path, learner, optimizer, num_schedule_steps)
         # verl sets the rate to the text "0", which configs that have one (StableLM's) do not take.
         vars(type(config.model_config.hf_config)).get("__validators__", {}).pop("hidden_dropout", None)
         super().__init__(config, learner, seed)
@@ -61,10 +62,9 @@ class VerlCritic(VerlWorker):
         batches = [batch for batch in batches if batch.has_sampled_tokens]
         if not batches:
             return {}
-        last = len(batches) - 1
         steps = [
-            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=index == last)
-            for index, batch in enumerate(batches)
+            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=number == len(batches))
+            for number, batch in enumerate(batches, start=1)
         ]
         return mean_metrics(steps, METRIC_NAMES) | _explained_variance(batches)
 

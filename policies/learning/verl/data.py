@@ -129,8 +129,8 @@ class RankShard:
         ]
         return tu.get_tensordict(
             {name: nested(column) for name, column in tensors.items()}
-            | {TRAJECTORY_SHARE: torch.tensor(shares)}
             | {
+                TRAJECTORY_SHARE: torch.tensor(shares),
                 ROW: torch.tensor([number for number, row in enumerate(self._rows) for _ in row]),
                 SHARED: torch.tensor([branch.shared for row in self._rows for branch in row]),
             },
@@ -205,10 +205,5 @@ def as_column(rows: Sequence[torch.Tensor], batch: TrainBatch) -> list[tuple[flo
 
 def sampled(batches: Sequence[TrainBatch], name: str) -> torch.Tensor:
     """Join one column of all samples: [number of sampled tokens]."""
-    return torch.cat(
-        [
-            _column(sample, name)[torch.tensor(sample.loss_mask, dtype=torch.bool)]
-            for batch in batches
-            for sample in batch.samples
-        ]
-    )
+    samples = [sample for batch in batches for sample in batch.samples]
+    return torch.cat([_column(each, name)[torch.tensor(each.loss_mask).bool()] for each in samples])

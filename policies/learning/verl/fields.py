@@ -48,10 +48,7 @@ FIELDS_BY_REMEDY: Mapping[str, tuple[str, ...]] = {
     "every rank takes samples of its own: set learner.num_workers": ("ulysses_sequence_parallel_size",),
     "weights and checkpoints are read from the shards of fsdp2: leave it out": ("strategy",),
     "verl's FSDP engine does not read it: leave it out": (
-        "router_replay",
-        "turbo_config",
-        "tiled_mlp",
-        "mtp",
+        *("router_replay", "turbo_config", "tiled_mlp", "mtp"),
     ),
     "only verl's first FSDP reads it, and the learner runs on FSDP2: leave it out": ("use_orig_params",),
     "only verl's own trainer reads it, which is not used here: leave it out": (

@@ -19,7 +19,7 @@ from policies.learning.registry import import_own
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
-from policies.learning.verl.config import actor_config, policy_worker_config, teacher_worker_config
+from policies.learning.verl.config import actor_config, worker_config
 from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss, weighted_loss
@@ -59,10 +59,15 @@ FIRST_STEP_NAMES = {
 
 
 class Teacher(VerlWorker):
-    """A rank of a language model of any shape that scores the policy's tokens, and learns nothing."""
+    """A rank of a language model of any shape that scores the policy's tokens, and learns nothing.
+
+    Its optimizer is never used, and so holds nothing. verl has workers without one (``forward_only``), whose
+    weights lie in pinned memory: a machine without a GPU has none.
+    """
 
     def __init__(self, model_path: str, learner: LearnerConfig, seed: int) -> None:
-        super().__init__(teacher_worker_config(model_path, learner), learner, seed)
+        config = worker_config("language_model", model_path, learner, OptimizerConfig(), 1)
+        super().__init__(config, learner, seed)
 
 
 class VerlLearner(VerlWorker):
@@ -97,8 +102,11 @@ class VerlLearner(VerlWorker):
         self._supervised_loss = partial(sft_loss, None)
         # Before the policy, which sets torch's generator once more: its numbers are those without a teacher.
         self._teacher = None if algorithm.teacher is None else Teacher(algorithm.teacher, learner, seed)
+        rank, steps = learner.lora.rank, num_schedule_steps
+        adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
+        config = worker_config("language_model", model_path, learner, learner.optimizer, steps, adapters)
         try:
-            super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)
+            super().__init__(config, learner, seed)
         except PeftError as error:
             layers = learner.verl.get("model", {}).get("target_modules")
             raise ConfigError(f"learner.verl.model.target_modules={layers!r}: {error}") from error
@@ -187,18 +195,12 @@ class VerlLearner(VerlWorker):
         columns = POLICY_COLUMNS
         if self._algorithm.kl_place == "loss":
             columns = columns | {"reference_logprobs": "ref_log_prob"}
-        last = len(batches) - 1
-        steps = [
-            self._step(
-                self._share(batch).scored(
-                    columns if index == 0 and _is_unscored(batch) else columns | OLD_LOGPROBS
-                ),
-                index == last,
-                entropy=self._algorithm.entropy_coef > 0,
-            )
-            for index, batch in enumerate(batches)
-        ]
-        for step in steps:
+        steps = []
+        for index, batch in enumerate(batches):
+            is_scored = index > 0 or not _is_unscored(batch)
+            data = self._share(batch).scored(columns | OLD_LOGPROBS if is_scored else columns)
+            step = self._step(data, index == len(batches) - 1, entropy=self._algorithm.entropy_coef > 0)
+            steps.append(step)
             if "weight_used_square" in step:  # Kish's effective sample size, as a share of the tokens
                 step["weight_effective_fraction"] = step["weight_used_mean"] ** 2 / step["weight_used_square"]
         metrics = mean_metrics(steps, METRIC_NAMES) | mean_metrics(steps[:1], FIRST_STEP_NAMES)
@@ -239,9 +241,8 @@ class VerlLearner(VerlWorker):
         if self._has_adapters:
             verl_weights.write(self._adapters().items(), os.path.join(folder, ADAPTERS))
             if dist.get_rank() == 0:
-                self.engine.module.peft_config[verl_weights.ADAPTER].save_pretrained(
-                    os.path.dirname(os.path.join(folder, ADAPTERS))
-                )
+                config = self.engine.module.peft_config[verl_weights.ADAPTER]
+                config.save_pretrained(os.path.join(folder, ADAPTER))
         if self._reference is not None:
             self._reference.save(os.path.join(folder, REFERENCE))
 

@@ -7,11 +7,10 @@ tensor after the other, and keeps its own share. The files are read as data: non
 from __future__ import annotations
 
 import copy
-import glob
 import os
 import pickle
-import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
     Raises:
         ConfigError: they are of another model.
     """
-    groups = saved[0]["param_groups"]
     sizes, saved_sizes = (
-        [len(group["params"]) for group in each] for each in (optimizer.param_groups, groups)
+        [len(group["params"]) for group in each]
+        for each in (optimizer.param_groups, saved[0]["param_groups"])
     )
     if sizes != saved_sizes:
         raise ConfigError(
@@ -72,12 +71,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
         }
         for index in saved[0]["state"]
     }
-    settings = [
-        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for group, chosen in zip(optimizer.param_groups, settings, strict=True):
-        group.update(chosen)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:
@@ -127,15 +121,13 @@ class StateFiles:
     """
 
     def __init__(self, folder: str) -> None:
-        paths = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
-        if len(paths) != 1:
+        names = [path.name for path in Path(folder).glob("model_world_size_*_rank_0.pt")]
+        if len(names) != 1:
             raise ConfigError(
-                f"{folder} is not a whole checkpoint: it has {len(paths)} files of rank 0, not 1."
+                f"{folder} is not a whole checkpoint: it has {len(names)} files of rank 0, not 1."
             )
-        found = re.search(r"world_size_(\d+)_rank", os.path.basename(paths[0]))
-        assert found is not None
         self._folder = folder
-        self.num_ranks = int(found.group(1))
+        self.num_ranks = int(names[0].split("_")[3])
         """Number of ranks that wrote the checkpoint."""
 
     def of_rank(self, part: str, rank: int) -> Any:

@@ -203,9 +203,5 @@ def _number(value: Any) -> float:
 
 def mean_metrics(steps: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
     """The metrics in ``names`` (verl's -> ours), as means over the steps that report them."""
-    values: dict[str, list[float]] = {}
-    for metrics in steps:
-        for theirs, ours in names.items():
-            if theirs in metrics:
-                values.setdefault(ours, []).append(metrics[theirs])
-    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+    values = {ours: [step[theirs] for step in steps if theirs in step] for theirs, ours in names.items()}
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}

@@ -151,7 +151,8 @@ class Draft(ABC):
         self.finish_reason = "stop"
         self.stop: str | None = None
         """The stop string that has ended the answer."""
-        self.num_blocks = 0
+        self.text = ""
+        """Text, or arguments, of the open block."""
         self._has_begun = False
         self._open: tuple[str, int] | None = None
         """Kind of the block that grows, and the number of its call."""
@@ -198,8 +199,9 @@ class Draft(ABC):
         """Add to the block of this kind, which is a new one unless it is the open one."""
         if self._open != (kind, number):
             yield from self.close()
-            self._open = kind, number
+            self._open, self.text = (kind, number), ""
             yield from self.begin_block(kind, call or {})
+        self.text += text
         yield from self.grow_block(kind, text)
 
     def close(self, is_whole: bool = True) -> Iterator[Json]:
@@ -207,7 +209,6 @@ class Draft(ABC):
         if self._open is not None:
             kind, self._open = self._open[0], None
             yield from self.end_block(kind, is_whole)
-            self.num_blocks += 1
 
     @abstractmethod
     def begin(self, part: Json) -> Iterator[Json]:

@@ -71,8 +71,6 @@ class MessageDraft(Draft):
 
     def __init__(self, model: str) -> None:
         super().__init__()
-        self._text = ""
-        """Text, or arguments, of the open block."""
         self._block: Json = {}
         self.content: list[Json] = []
         self.response: Json = {
@@ -97,22 +95,16 @@ class MessageDraft(Draft):
         yield {"type": "message_start", "message": begun, "policy_version": self.version}
 
     def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
-        self._text = ""
         if kind == THOUGHT:
             self._block = {"type": "thinking", "thinking": "", "signature": ""}
         elif kind == TEXT:
             self._block = {"type": "text", "text": ""}
         else:
-            self._block = {
-                "type": "tool_use",
-                "id": call["id"],
-                "name": call["function"]["name"],
-                "input": {},
-            }
+            named = {"id": call["id"], "name": call["function"]["name"]}
+            self._block = {"type": "tool_use", **named, "input": {}}
         yield {"type": "content_block_start", "index": len(self.content), "content_block": self._block}
 
     def grow_block(self, kind: str, text: str) -> Iterator[Json]:
-        self._text += text
         if text:
             delta_type, field = DELTAS[kind]
             delta = {"type": delta_type, field: text}
@@ -120,7 +112,7 @@ class MessageDraft(Draft):
 
     def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
         name = {THOUGHT: "thinking", TEXT: "text", CALL: "input"}[kind]
-        value = _arguments(self._text) if kind == CALL else self._text
+        value = _arguments(self.text) if kind == CALL else self.text
         if kind == THOUGHT:
             self._block = {**self._block, "signature": SIGNATURE}
             delta = {"type": "signature_delta", "signature": SIGNATURE}

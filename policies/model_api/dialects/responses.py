@@ -23,6 +23,10 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of this API by those of the chat request, which errors of the engine's side name."""
+REPEATED = {
+    *("instructions", "metadata", "parallel_tool_calls", "previous_response_id", "tool_choice", "tools"),
+}
+"""Fields of a request that its response repeats, of those with the same default for agents."""
 UNIQUE_NAMES = re.compile(r"\b(max_tokens|response_format|reasoning_effort)\b")
 """Names that are no words, so that they are meant wherever they stand."""
 
@@ -76,8 +80,7 @@ class Responses(Dialect):
     def chat_request(self) -> ChatRequest:
         if self._earlier is None:
             raise NotFoundError(
-                f"previous_response_id={self.body.previous_response_id!r} is not kept: send the whole "
-                "conversation as input.",
+                f"{self.body.previous_response_id!r} is not kept: send the whole conversation as input.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -87,21 +90,18 @@ class Responses(Dialect):
         choice, form = body.tool_choice, body.text and body.text.format
         return chat_request(
             {
-                "model": body.model,
                 "messages": orders + messages_of(items),
-                "stream": body.stream,
                 "tools": [tool.for_chat() for tool in body.tools or ()] or None,
                 "tool_choice": choice
                 if isinstance(choice, str | None)
                 else {"type": "function", "function": {"name": choice.name}},
-                "parallel_tool_calls": body.parallel_tool_calls,
                 "response_format": form and form.for_chat(),
                 "max_tokens": body.max_output_tokens,
                 "reasoning_effort": body.reasoning and body.reasoning.effort,
                 **body.model_dump(
                     include={
-                        *("temperature", "top_p", "top_k", "seed"),
-                        *("chat_template_kwargs", "policy_version"),
+                        *("model", "stream", "temperature", "top_p", "top_k", "seed"),
+                        *("parallel_tool_calls", "chat_template_kwargs", "policy_version"),
                     }
                 ),
             }
@@ -116,23 +116,18 @@ class _Draft(ResponseDraft):
     def __init__(self, body: Json) -> None:
         defaults: Json = {
             "background": False,
-            "instructions": None,
             "max_output_tokens": None,
-            "metadata": {},
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": True,
             "temperature": 1.0,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
             "top_logprobs": 0,
             "top_p": 1.0,
             "truncation": "disabled",
         }
-        given = {name: body[name] for name in defaults if body.get(name) is not None}
+        names = REPEATED | defaults.keys()
+        given = {name: value for name, value in body.items() if name in names and value is not None}
         try:
             json.dumps(given, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

@@ -31,8 +31,6 @@ class ResponseDraft(Draft):
         self._numbers = itertools.count()
         self._item: Json = {}
         """The open item, but for what is still growing."""
-        self._text = ""
-        """Text, or arguments, of the open item."""
         self.output: list[Json] = []
         self.response: Json = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -57,13 +55,8 @@ class ResponseDraft(Draft):
 
     def event(self, kind: str, **fields: Any) -> Json:
         """The next event, with its number."""
-        number = next(self._numbers)
-        return {
-            "type": f"response.{kind}",
-            **fields,
-            "sequence_number": number,
-            "policy_version": self.version,
-        }
+        own = {"sequence_number": next(self._numbers), "policy_version": self.version}
+        return {"type": f"response.{kind}", **fields, **own}
 
     def begin(self, part: Json) -> Iterator[Json]:
         begun = {**self.response, "output": []}
@@ -73,7 +66,6 @@ class ResponseDraft(Draft):
     def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
         # The id has the response's, so that an item that is sent back shows where it is from.
         name = f"{PREFIXES[kind]}_{self.response['id'].removeprefix('resp_')}{len(self.output):03d}"
-        self._text = ""
         if kind == THOUGHT:
             self._item = {"id": name, "type": "reasoning", "summary": []}
             yield self.event("output_item.added", **self._index, item=self._item)
@@ -90,7 +82,6 @@ class ResponseDraft(Draft):
             yield self.event("output_item.added", **self._index, item=self._item)
 
     def grow_block(self, kind: str, text: str) -> Iterator[Json]:
-        self._text += text
         if kind == THOUGHT:
             yield self.event("reasoning_summary_text.delta", **self._place, summary_index=0, delta=text)
         elif kind == TEXT:
@@ -100,7 +91,7 @@ class ResponseDraft(Draft):
 
     def end_block(self, kind: str, is_whole: bool) -> Iterator[Json]:
         status = {"status": "completed" if is_whole else "incomplete"}
-        place, text = self._place, self._text
+        place, text = self._place, self.text
         if kind == THOUGHT:
             summary = {"type": "summary_text", "text": text}
             item = {**self._item, "summary": [summary]}
@@ -120,7 +111,7 @@ class ResponseDraft(Draft):
 
     def end(self) -> Iterator[Json]:
         is_whole = self.finish_reason != "length"
-        if self.num_blocks == 0 and self._open is None:
+        if not self.output and self._open is None:
             yield from self.grow(TEXT, "")
         yield from self.close(is_whole)
         usage = usage_of(self.usage["prompt_tokens"], self.usage["completion_tokens"])

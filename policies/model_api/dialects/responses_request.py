@@ -227,25 +227,20 @@ class Conversation(BaseModel):
 def messages_of(items: Iterable[Item]) -> list[Json]:
     """The messages of a chat: what an answer has said, thought and called in a row is one message of it."""
     messages: list[Json] = []
-    answer: Json | None = None
     has_text_last = False
     for item in items:
-        is_of_answer = item.type in ("function_call", "reasoning") or getattr(item, "role", "") == "assistant"
-        if is_of_answer and (answer is None or (has_text_last and item.type == "message")):
-            answer = {"role": "assistant", "content": None}
-            messages.append(answer)
-        has_text_last = item.type == "message"
         match item:
             case FunctionCallOutput():
-                message = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
-            case Message() if not is_of_answer:
-                message = {"role": item.role, "content": _content(item.content)}
+                content = _content(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            case Message() if item.role != "assistant":
+                messages.append({"role": item.role, "content": _content(item.content)})
             case _:
-                assert answer is not None
-                _add_to_answer(answer, item)
-                continue
-        answer = None
-        messages.append(message)
+                is_first = not messages or messages[-1]["role"] != "assistant"
+                if is_first or (has_text_last and item.type == "message"):
+                    messages.append({"role": "assistant", "content": None})
+                _add_to_answer(messages[-1], item)
+        has_text_last = item.type == "message"
     return messages
 
 

@@ -208,6 +208,7 @@ def test_what_the_agent_decides_for_itself_is_rejected_by_name(fields: dict[str,
 
 def test_what_clients_send_by_default_changes_nothing() -> None:
     defaults = {name: values[0] for name, values in NO_EFFECT.items()}
+    defaults |= {"store": False, "service_tier": "auto", "logit_bias": {}, "modalities": ["text"]}
     ((answer,), calculator), (plain, other) = ask(episode("46"), **defaults), ask(episode("46"))
     assert answer["choices"] == plain[0]["choices"] and calculator.asked == other.asked
 

@@ -324,7 +324,7 @@ def test_without_tools_the_template_is_offered_none() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"tools_in": "prompt"}, "tools_in='prompt'.*'system' or 'template'"),
+        ({"tools_in": "prompt"}, "tools_in='prompt' is not one of system, template"),
         ({"tools_in": "system", "parser_name": "openai"}, "parser_name='openai' has no text"),
     ],
 )

@@ -275,10 +275,10 @@ def test_what_a_template_would_leave_out_is_named() -> None:
     plain = build_tokenizer([CONVERSATION])
     plain.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     calls: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [{"id": "call_0"}]}]
-    assert ChatRenderer(plain).unseen(CONVERSATION, None) is None
-    assert ChatRenderer(plain).unseen(CONVERSATION, [{"type": "function"}]) == "tools"
-    assert ChatRenderer(plain).unseen(calls, None) == "tool_calls"
-    assert renderer().unseen(calls, [{"type": "function"}]) is None
+    assert ChatRenderer(plain).template.unseen(CONVERSATION, None) is None
+    assert ChatRenderer(plain).template.unseen(CONVERSATION, [{"type": "function"}]) == "tools"
+    assert ChatRenderer(plain).template.unseen(calls, None) == "tool_calls"
+    assert renderer().template.unseen(calls, [{"type": "function"}]) is None
 
 
 def test_prompt_that_cannot_fit_is_found_before_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

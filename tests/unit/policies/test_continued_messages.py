@@ -78,7 +78,7 @@ def test_prompt_ends_with_the_text_as_it_stands(family: str, text: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_is_the_one_of_transformers(family: str) -> None:
     conversation = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
-    template = renderer(family).chat_template
+    template = renderer(family).template.text
     expected = tokenizer().apply_chat_template(
         conversation, chat_template=template, tokenize=False, continue_final_message=True
     )

@@ -474,13 +474,15 @@ def test_closing_a_stream_ends_all_of_its_requests() -> None:
 
 def test_whole_answer_without_a_client_is_cancelled() -> None:
     class WaitingEngine(FakeEngine):
-        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        async def sample(
+            self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+        ) -> AsyncGenerator[TokenOutput, None]:
             self.num_sampling += 1
             try:
                 await asyncio.sleep(60)
             finally:
                 self.num_sampling -= 1
-            raise AssertionError("nobody waits so long")
+            yield self._output(0, [], "nobody waits so long")
 
     engine = WaitingEngine()
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "n": 3})
@@ -752,6 +754,7 @@ def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, 
 def test_what_clients_send_by_default_changes_nothing() -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     defaults = {name: values[0] for name, values in NO_EFFECT.items()}
+    defaults |= {"store": False, "service_tier": "auto", "logit_bias": {}, "modalities": ["text"]}
     ignored = {"metadata": {"run": "12"}, "safety_identifier": "somebody", "prompt_cache_key": "tasks"}
     plain, (answer,) = chat(engine)[0], chat(engine, **defaults, **ignored)
     assert engine.requests[0] == engine.requests[1]
