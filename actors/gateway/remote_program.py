@@ -61,8 +61,7 @@ class RemoteProgram:
         if "error" in result:
             raise AgentError(result["error"])
         if "rewards" in result:
-            rewards: list[float] = result["rewards"]
-            return rewards
+            return result["rewards"]
         return RewardOutput(result["reward"], is_correct=result.get("is_correct"))
 
     async def _watched(self, played: asyncio.Future[Response], client: PolicyClient) -> Response:

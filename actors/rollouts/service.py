@@ -105,8 +105,7 @@ class AsyncRolloutService:
 
     async def status(self) -> FleetStatus:
         """Counts of the fleet, now."""
-        status: FleetStatus = await self._call(self._fleet.status.remote)
-        return status
+        return await self._call(self._fleet.status.remote)
 
     async def end_idle(self) -> None:
         """End the rollout actors that play nothing, and close the environments that they keep."""

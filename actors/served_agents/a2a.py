@@ -90,8 +90,7 @@ class A2AFrontend:
         """The agent card of ``name``, which answers at ``url``."""
         description = (await self._pools[name].profile()).description
         (route,) = create_agent_card_routes(self._card(name, url, description))
-        response: Response = await route.endpoint(request)
-        return response
+        return await route.endpoint(request)
 
     async def answer(self, name: str, path: str, request: Request) -> Response:
         """The answer to a request at ``path`` below the agent's address: a result, an error, or events.
@@ -104,8 +103,7 @@ class A2AFrontend:
             match, found = route.matches(place)
             if match is Match.FULL:
                 request.scope["path_params"] = found["path_params"]
-                response: Response = await route.endpoint(request)
-                return response
+                return await route.endpoint(request)
         served = ", ".join(sorted({route.path for route in self._routes[name]}))
         raise NotFoundError(f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
 
