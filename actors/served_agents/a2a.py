@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 
-from a2a.auth.user import User
 from a2a.helpers.proto_helpers import new_task_from_user_message
 from a2a.server.agent_execution import AgentExecutor
 from a2a.server.agent_execution import RequestContext as MessageContext
+from a2a.server.agent_execution.active_task import TERMINAL_TASK_STATES as ENDED
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event, EventQueue
 from a2a.server.request_handlers import DefaultRequestHandlerV2
@@ -50,11 +50,12 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from starlette.authentication import SimpleUser
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from actors.served_agents.a2a_tasks import ENDED, PoolTaskStore, end_task
+from actors.served_agents.a2a_tasks import PoolTaskStore, end_task
 from actors.served_agents.client import PoolClient
 from actors.served_agents.recorder import may_be_recorded
 from environments.errors import TroupeError
@@ -146,26 +147,11 @@ class _CallerContext(DefaultServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         caller = request.state.caller
+        request.scope["user"] = SimpleUser(caller.name or "")  # without keys, everybody is the same one
         context = super().build(request)
-        context.user = _KeyHolder(caller.name)
         context.state["caller"] = caller
         context.state["may_be_recorded"] = may_be_recorded(request)
         return context
-
-
-class _KeyHolder(User):
-    """Holder of a request's key; without keys, everybody is the same one."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-
-    @property
-    def is_authenticated(self) -> bool:
-        return self._name is not None
-
-    @property
-    def user_name(self) -> str:
-        return self._name or ""
 
 
 class _Handler(DefaultRequestHandlerV2):
