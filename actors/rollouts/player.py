@@ -85,15 +85,12 @@ class Link(Protocol):
 
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
         """Sample a completion; at ``deadline``, of ``time.monotonic``, nobody waits for it any more."""
-        ...
 
     def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Let the fleet store a finished turn, without waiting for it."""
-        ...
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Pass a step on to who follows the rollouts."""
-        ...
 
 
 class Player:
