@@ -70,8 +70,7 @@ class RemoteProgram:
             while not (await asyncio.wait({played}, timeout=SILENCE_CHECK_SECONDS))[0]:
                 if client.idle_seconds() > self.silent_seconds:
                     raise EnvironmentFailure(
-                        f"The program that has taken this task has made no call for {self.silent_seconds:g} "
-                        "s, and has sent no reward."
+                        f"The program has made no call for {self.silent_seconds:g} s, and has sent no reward."
                     )
             return played.result()
         finally:

@@ -211,7 +211,6 @@ def check_room(options: dict[str, Any]) -> None:
         return
     most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
     raise ConfigError(
-        f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (the "
-        f"most of each: {most}): lower the environment class's actor_needs or fleet.nodes, or "
-        "add a node."
+        f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (most of "
+        f"each: {most}): lower the environment class's actor_needs or fleet.nodes, or add a node."
     )

@@ -87,9 +87,8 @@ class Pair:
             inspect.signature(agent.update_from_env).bind(observation="", reward=0.0, done=False, info={})
         except TypeError as error:
             raise AgentError(
-                f"{name}.update_from_env is called with the names observation, reward, done and info, and "
-                f"this does not fit ({error}): write def update_from_env(self, observation, reward, done, "
-                "info, **kwargs)."
+                f"{name}.update_from_env has to take observation, reward, done and info by name ({error}): "
+                "write def update_from_env(self, observation, reward, done, info, **kwargs)."
             ) from error
         return agent
 

@@ -184,8 +184,7 @@ class _Handler(DefaultRequestHandlerV2):
         task = await self._tasks.get(params.id, context)
         if task is not None and task.status.state not in ENDED and task.id not in self._episodes.running:
             raise UnsupportedOperationError(
-                f"The task {params.id!r} runs on another replica of this server, which alone has its events: "
-                "ask for the task itself (GetTask)."
+                f"The task {params.id!r} runs on another replica, which alone has its events: send GetTask."
             )
         async for event in super().on_subscribe_to_task(params, context):
             yield event
@@ -229,8 +228,7 @@ def _check_message(params: SendMessageRequest) -> None:
         )
     if configuration.HasField("task_push_notification_config"):
         raise PushNotificationNotSupportedError(
-            "configuration.taskPushNotificationConfig is set: this server pushes nothing. Stream the "
-            "message, or ask for the task (GetTask)."
+            "configuration.taskPushNotificationConfig: this server pushes nothing. Stream, or send GetTask."
         )
 
 
