@@ -75,7 +75,8 @@ def chooser(at: str) -> ChooseTurns:
         return _most_uncertain
     if ":" not in at:
         raise ConfigError(
-            f'rollout.forks.at={at!r} chooses no turns: use "every 2", {ENTROPY} or a "module:function".'
+            f'rollout.forks.at={at!r} chooses no turns: use "every 2", {ENTROPY}, or a function of your own '
+            'as "module:function".'
         )
     return load_function(f"rollout.forks.at={at!r}", at)
 

@@ -199,7 +199,8 @@ class Player:
 
         None where infrastructure has spoilt it, so that its forks begin with the task.
         """
-        if request.forked_at is None or _is_spoilt(trajectory):
+        reason = trajectory.termination_reason
+        if request.forked_at is None or (reason is not None and reason.is_infrastructure):
             return ()
         try:
             with boundary(
@@ -297,11 +298,6 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
             return list(agent.trajectory.steps)
     except AgentError:  # it failed before it had one; what failed is reported already
         return []
-
-
-def _is_spoilt(trajectory: Trajectory) -> bool:
-    reason = trajectory.termination_reason
-    return reason is not None and reason.is_infrastructure
 
 
 def _reason(error: TroupeError) -> TerminationReason:
