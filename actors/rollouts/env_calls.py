@@ -10,14 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from actors.rollouts.journal import Opening, Outcome
+from environments import contract
 from environments.base import BaseEnv, judged_success
-from environments.contract import (
-    final_reward_faults,
-    is_correct_faults,
-    metrics_faults,
-    reset_faults,
-    step_faults,
-)
 from environments.errors import AgentError, ContractError, EnvironmentFailure, TroupeError
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
@@ -55,7 +49,7 @@ def follow_up(env: BaseEnv, message: str) -> Opening:
 
 
 def _opening(env: BaseEnv, result: Any, method: str) -> Opening:
-    _check_values(env, reset_faults(result, method))
+    _check_values(env, contract.reset_faults(result, method))
     observation, info = result
     return observation, info
 
@@ -63,7 +57,7 @@ def _opening(env: BaseEnv, result: Any, method: str) -> Opening:
 def take_action(env: BaseEnv, action: Any) -> Outcome:
     """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
     result = env.step(action)
-    _check_values(env, step_faults(result))
+    _check_values(env, contract.step_faults(result))
     observation, reward, done, info = result
     return observation, float(reward), bool(done), info
 
@@ -74,18 +68,18 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
     if steps and (steps[-1].done or not trajectory.masked):
         with in_env(env, "compute_final_reward"):
             final = env.compute_final_reward()
-            _check_values(env, final_reward_faults(final))
+            _check_values(env, contract.final_reward_faults(final))
             if final is not None:
                 steps[-1].reward = float(final)
                 trajectory.reward = sum(step.reward for step in steps)
     if steps:
         with in_env(env, "is_correct"):
             is_correct, trajectory.by_reward_function = judged_success(env)
-            _check_values(env, is_correct_faults(is_correct))
+            _check_values(env, contract.is_correct_faults(is_correct))
             trajectory.is_correct = None if is_correct is None else bool(is_correct)
     with in_env(env, "compute_metrics"):
         metrics = env.compute_metrics()
-        _check_values(env, metrics_faults(metrics))
+        _check_values(env, contract.metrics_faults(metrics))
         trajectory.metrics = {name: float(value) for name, value in metrics.items()}
 
 
