@@ -111,7 +111,8 @@ def _recordings(answer_id: str) -> Recordings:
     recordings = replica().recordings
     if recordings is None:
         raise NotFoundError(
-            f"{answer_id[:100]!r} is not recorded: this server keeps no answers (server.recording.folder).",
+            f"{answer_id[:100]!r} is not recorded: this server keeps no answers. Who serves sets "
+            "server.recording.folder.",
             code="recording_off",
         )
     return recordings
