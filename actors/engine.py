@@ -237,8 +237,7 @@ class AgentExecutionEngine:
         """The position and the trajectory of each task, in the order in which they end."""
         if self._busy:
             raise ConfigError(
-                "The engine is still at an earlier call's tasks: await it before the next call, or pass all "
-                "tasks at once."
+                "The engine is still at an earlier call's tasks: await that call, or pass all tasks at once."
             )
         self._busy = True
         try:

@@ -67,8 +67,7 @@ class FunctionAgent(BaseAgent):
 
     @property
     def tool_schemas(self) -> list[Json] | None:
-        tools: list[Json] | None = self._call["tools"]
-        return tools
+        return self._call["tools"]
 
     @property
     def sampling(self) -> Json:

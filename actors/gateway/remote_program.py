@@ -61,8 +61,7 @@ class RemoteProgram:
         if "error" in result:
             raise AgentError(result["error"])
         if "rewards" in result:
-            rewards: list[float] = result["rewards"]
-            return rewards
+            return result["rewards"]
         return RewardOutput(result["reward"], is_correct=result.get("is_correct"))
 
     async def _watched(self, played: asyncio.Future[Response], client: PolicyClient) -> Response:
@@ -71,8 +70,7 @@ class RemoteProgram:
             while not (await asyncio.wait({played}, timeout=SILENCE_CHECK_SECONDS))[0]:
                 if client.idle_seconds() > self.silent_seconds:
                     raise EnvironmentFailure(
-                        f"The program that has taken this task has made no call for {self.silent_seconds:g} "
-                        "s, and has sent no reward."
+                        f"The program has made no call for {self.silent_seconds:g} s, and has sent no reward."
                     )
             return played.result()
         finally:

@@ -43,18 +43,14 @@ RESULT_FIELDS = {"reward", "rewards", "is_correct", "error"}
 Json = dict[str, Any]
 
 
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Session:
     """A rollout that waits for a program, and then for its reward."""
 
     offer: Json
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
-    claimed: asyncio.Future[None] = field(default_factory=_future)
-    result: asyncio.Future[Json] = field(default_factory=_future)
+    claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
 
 
 class SessionServer:

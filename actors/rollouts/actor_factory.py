@@ -67,13 +67,11 @@ class Place:
 
     def ready(self) -> ray.ObjectRef[str]:
         """The actor's node, once the place can play."""
-        node: ray.ObjectRef[str] = self.actor.ready.remote(self.number)
-        return node
+        return self.actor.ready.remote(self.number)
 
     def connect(self, sampler: ray.actor.ActorHandle) -> ray.ObjectRef[None]:
         """Have the actor sample by ``sampler`` from now on."""
-        connected: ray.ObjectRef[None] = self.actor.connect.remote(sampler)
-        return connected
+        return self.actor.connect.remote(sampler)
 
     def run(
         self,
@@ -83,15 +81,11 @@ class Place:
         history: Sequence[PastMessage],
     ) -> ray.ObjectRef[RolloutResult]:
         """Play a request; see ``Player.run``."""
-        result: ray.ObjectRef[RolloutResult] = self.actor.run.remote(
-            self.number, request, attempt, entries, history
-        )
-        return result
+        return self.actor.run.remote(self.number, request, attempt, entries, history)
 
     def close_pair(self) -> ray.ObjectRef[bool]:
         """Close the environment that waits there."""
-        in_time: ray.ObjectRef[bool] = self.actor.close_pair.remote(self.number)
-        return in_time
+        return self.actor.close_pair.remote(self.number)
 
 
 @dataclass(slots=True)
@@ -217,7 +211,6 @@ def check_room(options: dict[str, Any]) -> None:
         return
     most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
     raise ConfigError(
-        f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (the "
-        f"most of each: {most}): lower the environment class's actor_needs or fleet.nodes, or "
-        "add a node."
+        f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (most of "
+        f"each: {most}): lower the environment class's actor_needs or fleet.nodes, or add a node."
     )

@@ -1,23 +1,41 @@
-"""The calls of an environment in a rollout, with what they return checked against the contract.
+"""The calls of the user's classes in a rollout: what they raise names its place, what they return is checked.
 
 This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from actors.rollouts.journal import Opening, Outcome
+from environments import contract
 from environments.base import BaseEnv, judged_success
-from environments.contract import (
-    final_reward_faults,
-    is_correct_faults,
-    metrics_faults,
-    reset_faults,
-    step_faults,
-)
-from environments.errors import ContractError
+from environments.errors import AgentError, ContractError, EnvironmentFailure, TroupeError
 from environments.types import Trajectory
+from policies.agents.base import BaseAgent
+
+
+@contextmanager
+def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) -> Iterator[None]:
+    """Attribute whatever escapes the block to the user's class and method that it came from."""
+    try:
+        yield
+    except TroupeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
+
+
+def in_agent(agent: BaseAgent, method: str) -> AbstractContextManager[None]:
+    """A ``boundary`` around a method of the agent."""
+    return boundary(AgentError, "agent", type(agent).__name__, method)
+
+
+def in_env(env: BaseEnv, method: str) -> AbstractContextManager[None]:
+    """A ``boundary`` around a method of the environment."""
+    return boundary(EnvironmentFailure, "environment", type(env).__name__, method)
 
 
 def reset(env: BaseEnv) -> Opening:
@@ -31,7 +49,7 @@ def follow_up(env: BaseEnv, message: str) -> Opening:
 
 
 def _opening(env: BaseEnv, result: Any, method: str) -> Opening:
-    _check_values(env, reset_faults(result, method))
+    _check_values(env, contract.reset_faults(result, method))
     observation, info = result
     return observation, info
 
@@ -39,33 +57,30 @@ def _opening(env: BaseEnv, result: Any, method: str) -> Opening:
 def take_action(env: BaseEnv, action: Any) -> Outcome:
     """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
     result = env.step(action)
-    _check_values(env, step_faults(result))
+    _check_values(env, contract.step_faults(result))
     observation, reward, done, info = result
     return observation, float(reward), bool(done), info
 
 
 def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
-    final = env.compute_final_reward()
-    _check_values(env, final_reward_faults(final))
-    if final is not None:
-        trajectory.steps[-1].reward = float(final)
-        trajectory.reward = sum(step.reward for step in trajectory.steps)
-
-
-def note_success(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Record the success of the episode, where its reward function or the environment gives a verdict."""
-    is_correct, by_reward_function = judged_success(env)
-    _check_values(env, is_correct_faults(is_correct))
-    trajectory.is_correct = None if is_correct is None else bool(is_correct)
-    trajectory.by_reward_function = by_reward_function
-
-
-def episode_metrics(env: BaseEnv) -> dict[str, float]:
-    """The environment's numbers of the episode, as floats. Raises ``ContractError`` for others."""
-    metrics = env.compute_metrics()
-    _check_values(env, metrics_faults(metrics))
-    return {name: float(value) for name, value in metrics.items()}
+    """Fill in the verdict on an episode that is over, in the place of its last reward, and its metrics."""
+    steps = trajectory.steps
+    if steps and (steps[-1].done or not trajectory.masked):
+        with in_env(env, "compute_final_reward"):
+            final = env.compute_final_reward()
+            _check_values(env, contract.final_reward_faults(final))
+            if final is not None:
+                steps[-1].reward = float(final)
+                trajectory.reward = sum(step.reward for step in steps)
+    if steps:
+        with in_env(env, "is_correct"):
+            is_correct, trajectory.by_reward_function = judged_success(env)
+            _check_values(env, contract.is_correct_faults(is_correct))
+            trajectory.is_correct = None if is_correct is None else bool(is_correct)
+    with in_env(env, "compute_metrics"):
+        metrics = env.compute_metrics()
+        _check_values(env, contract.metrics_faults(metrics))
+        trajectory.metrics = {name: float(value) for name, value in metrics.items()}
 
 
 def _check_values(env: BaseEnv, faults: list[str]) -> None:

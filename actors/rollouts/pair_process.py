@@ -213,8 +213,7 @@ class PipeLink:
         answer = pickle.loads(self._connection.recv_bytes())
         if isinstance(answer, TroupeError):
             raise answer
-        completion: Completion = answer
-        return completion
+        return answer
 
     def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Send a turn."""

@@ -11,22 +11,13 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from actors.rollouts.env_calls import boundary, in_agent, in_env
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import (
-    FollowUp,
-    OnStep,
-    Pair,
-    RolloutLimits,
-    RolloutRequest,
-    boundary,
-    failed,
-    in_agent,
-    in_env,
-    run_rollout,
-)
+from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest, failed, run_rollout
 from actors.rollouts.time_limit import TimeLimit
 from actors.timing import ENV_CLOSE_SECONDS
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
@@ -94,15 +85,12 @@ class Link(Protocol):
 
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
         """Sample a completion; at ``deadline``, of ``time.monotonic``, nobody waits for it any more."""
-        ...
 
     def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Let the fleet store a finished turn, without waiting for it."""
-        ...
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Pass a step on to who follows the rollouts."""
-        ...
 
 
 class Player:
@@ -148,9 +136,8 @@ class Player:
                     request = replayed(agent, env, request, self._limits)
                 num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
                 journal = self._journal(request, attempt, turns)
-                trajectory = run_rollout(
-                    agent, env, self._sample, request, self._limits, journal, self._step_listener(request)
-                )
+                on_step = partial(self._link.on_step, request.rollout_id) if self._link.is_followed else None
+                trajectory = run_rollout(agent, env, self._sample, request, self._limits, journal, on_step)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
             lost = isinstance(error, LostError)
             reason, text = self._ending(error)
@@ -212,7 +199,8 @@ class Player:
 
         None where infrastructure has spoilt it, so that its forks begin with the task.
         """
-        if request.forked_at is None or _is_spoilt(trajectory):
+        reason = trajectory.termination_reason
+        if request.forked_at is None or (reason is not None and reason.is_infrastructure):
             return ()
         try:
             with boundary(
@@ -233,12 +221,6 @@ class Player:
             self._link.record_turn(request.rollout_id, attempt, index, entry)
 
         return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
-
-    def _step_listener(self, request: RolloutRequest) -> OnStep | None:
-        """The function that passes a step on to who follows the rollouts, if anybody does."""
-        if not self._link.is_followed:
-            return None
-        return lambda step: self._link.on_step(request.rollout_id, step)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.
@@ -316,11 +298,6 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
             return list(agent.trajectory.steps)
     except AgentError:  # it failed before it had one; what failed is reported already
         return []
-
-
-def _is_spoilt(trajectory: Trajectory) -> bool:
-    reason = trajectory.termination_reason
-    return reason is not None and reason.is_infrastructure
 
 
 def _reason(error: TroupeError) -> TerminationReason:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from actors.rollouts.env_calls import (
-    episode_metrics,
+    boundary,
     follow_up,
+    in_agent,
+    in_env,
     judge_episode,
-    note_success,
     reset,
     take_action,
 )
@@ -26,7 +26,7 @@ from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
-from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError, TroupeError
+from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError
 from environments.types import (
     STATE_KEY,
     Action,
@@ -87,9 +87,8 @@ class Pair:
             inspect.signature(agent.update_from_env).bind(observation="", reward=0.0, done=False, info={})
         except TypeError as error:
             raise AgentError(
-                f"{name}.update_from_env is called with the names observation, reward, done and info, and "
-                f"this does not fit ({error}): write def update_from_env(self, observation, reward, done, "
-                "info, **kwargs)."
+                f"{name}.update_from_env has to take observation, reward, done and info by name ({error}): "
+                "write def update_from_env(self, observation, reward, done, info, **kwargs)."
             ) from error
         return agent
 
@@ -222,20 +221,8 @@ def run_rollout(
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if not trajectory.steps:  # else it is the usual end of a long conversation
         trajectory.error = too_long
-    _judge(env, trajectory)
+    judge_episode(env, trajectory)
     return trajectory
-
-
-def _judge(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Fill in the environment's verdict on an episode that is over, and its metrics."""
-    if trajectory.steps and (trajectory.steps[-1].done or not trajectory.masked):
-        with in_env(env, "compute_final_reward"):
-            judge_episode(env, trajectory)
-    if trajectory.steps:
-        with in_env(env, "is_correct"):
-            note_success(env, trajectory)
-    with in_env(env, "compute_metrics"):
-        trajectory.metrics = episode_metrics(env)
 
 
 def _begin(
@@ -416,27 +403,6 @@ def failed(
     trajectory = finish(Trajectory(steps=list(steps)), request, reason)
     trajectory.error = error
     return trajectory
-
-
-@contextmanager
-def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) -> Iterator[None]:
-    """Attribute whatever escapes the block to the user's class and method that it came from."""
-    try:
-        yield
-    except TroupeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
-
-
-def in_agent(agent: BaseAgent, method: str) -> AbstractContextManager[None]:
-    """A ``boundary`` around a method of the agent."""
-    return boundary(AgentError, "agent", type(agent).__name__, method)
-
-
-def in_env(env: BaseEnv, method: str) -> AbstractContextManager[None]:
-    """A ``boundary`` around a method of the environment."""
-    return boundary(EnvironmentFailure, "environment", type(env).__name__, method)
 
 
 def _request(

@@ -105,8 +105,7 @@ class AsyncRolloutService:
 
     async def status(self) -> FleetStatus:
         """Counts of the fleet, now."""
-        status: FleetStatus = await self._call(self._fleet.status.remote)
-        return status
+        return await self._call(self._fleet.status.remote)
 
     async def end_idle(self) -> None:
         """End the rollout actors that play nothing, and close the environments that they keep."""
@@ -154,8 +153,8 @@ class RolloutService:
             self.stream.watch(server.check_replicas)
         self.fleet_name = fleet_name()
         self._num_actors = 0
-        self._fleet: ray.actor.ActorHandle | None = None
-        self._sampler: ray.actor.ActorHandle | None = None
+        self._fleet: Any = None  # as the sampling actor is, until ``start_actors``
+        self._sampler: Any = None
         self._started = Future[None]()
 
     # -- start and end -------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ class RolloutService:
             self._server.start()
         self.start_actors(num_actors)
         with own_errors(NOT_STARTED):
-            ray.get(self._sampling.open.remote())
+            ray.get(self._sampler.open.remote())
 
     def start_in_background(self, num_actors: int) -> None:
         """``start`` in a thread; ``wait_until_up`` waits for it."""
@@ -226,36 +225,26 @@ class RolloutService:
 
     def resize(self, num_actors: int) -> None:
         """Have ``num_actors`` rollout actors. One too many ends with the rollout that it is playing."""
-        get_or_raise([self._playing.resize.remote(num_actors)], "The fleet")
+        get_or_raise([self._fleet.resize.remote(num_actors)], "The fleet")
         self._num_actors = num_actors
 
     # -- work ----------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
-        get_or_raise([self._playing.submit.remote(list(requests))], "The fleet")
+        get_or_raise([self._fleet.submit.remote(list(requests))], "The fleet")
 
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
-        return self._sampling.sample_tokens.remote(request)
+        return self._sampler.sample_tokens.remote(request)
 
     def request_status(self) -> list[ray.ObjectRef]:
         """Ask fleet and engines for their counts; ``status`` waits for the answers."""
-        fleet = self._playing
-        return [fleet.status.remote(), self._sampling.status.remote(), fleet.node_sampling.remote()]
+        fleet = self._fleet
+        return [fleet.status.remote(), self._sampler.status.remote(), fleet.node_sampling.remote()]
 
     @staticmethod
     def status(calls: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
         """The counts of the fleet and of the engines at the time when they were asked."""
         fleet, queue, others = get_or_raise(calls, "Fleet or sampling actor")
         return fleet, combined([queue, *others])
-
-    @property
-    def _playing(self) -> Any:
-        assert self._fleet is not None, "start() comes first"
-        return self._fleet
-
-    @property
-    def _sampling(self) -> Any:
-        assert self._sampler is not None, "start() comes first"
-        return self._sampler

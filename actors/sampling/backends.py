@@ -24,8 +24,7 @@ def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:
     if agent.served_parser is not None and not sampler.serves_parsers:
         raise ConfigError(
             f"{agent.served_parser} is for the replicas of a policy server, and {sampler.__name__} has none: "
-            "use engine_name='serve', or start the outside server with its own tool parser and use "
-            "parser_name='openai'."
+            "use engine_name='serve', or parser_name='openai' and the outside server's own tool parser."
         )
     if agent.needs_tool_calls and not sampler.reads_tool_calls:
         raise ConfigError(

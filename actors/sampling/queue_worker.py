@@ -130,20 +130,15 @@ class QueueWorker:
                 output = await self._engine.generate(request.prompt_ids, request.params)
             answer = self._read_calls(request, output)
         except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to end with it
-            if not self._engine_is_alive():  # run() raises the engine's failure
+            try:
+                self._engine.check_alive()
+            except SamplerError:  # run() raises the engine's failure
                 self._has_news.set()
                 return
             answer = error if isinstance(error, TroupeError) else self._explained(error)
         del self._running[ticket]
         self._answers.append((ticket, answer))
         self._has_news.set()
-
-    def _engine_is_alive(self) -> bool:
-        try:
-            self._engine.check_alive()
-        except SamplerError:
-            return False
-        return True
 
     def _explained(self, error: Exception) -> SamplerError:
         """The error as text: an engine's own class might not be known where it is read."""

@@ -80,8 +80,7 @@ class SamplerActor:
 
     async def poll(self, report: ReplicaReport) -> Assignment:
         """Serve a poll of a policy server's replica: see ``RequestQueue.poll``."""
-        assignment: Assignment = await self._sampler.poll(report)
-        return assignment
+        return await self._sampler.poll(report)
 
     async def cancel(self, session_id: str) -> None:
         """End the calls of ``sample`` that wait for this conversation."""

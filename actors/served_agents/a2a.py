@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 
-from a2a.auth.user import User
 from a2a.helpers.proto_helpers import new_task_from_user_message
 from a2a.server.agent_execution import AgentExecutor
 from a2a.server.agent_execution import RequestContext as MessageContext
+from a2a.server.agent_execution.active_task import TERMINAL_TASK_STATES as ENDED
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event, EventQueue
 from a2a.server.request_handlers import DefaultRequestHandlerV2
@@ -50,11 +50,12 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from starlette.authentication import SimpleUser
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from actors.served_agents.a2a_tasks import ENDED, PoolTaskStore, end_task
+from actors.served_agents.a2a_tasks import PoolTaskStore, end_task
 from actors.served_agents.client import PoolClient
 from actors.served_agents.recorder import may_be_recorded
 from environments.errors import TroupeError
@@ -90,8 +91,7 @@ class A2AFrontend:
         """The agent card of ``name``, which answers at ``url``."""
         description = (await self._pools[name].profile()).description
         (route,) = create_agent_card_routes(self._card(name, url, description))
-        response: Response = await route.endpoint(request)
-        return response
+        return await route.endpoint(request)
 
     async def answer(self, name: str, path: str, request: Request) -> Response:
         """The answer to a request at ``path`` below the agent's address: a result, an error, or events.
@@ -104,8 +104,7 @@ class A2AFrontend:
             match, found = route.matches(place)
             if match is Match.FULL:
                 request.scope["path_params"] = found["path_params"]
-                response: Response = await route.endpoint(request)
-                return response
+                return await route.endpoint(request)
         served = ", ".join(sorted({route.path for route in self._routes[name]}))
         raise NotFoundError(f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
 
@@ -148,26 +147,11 @@ class _CallerContext(DefaultServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         caller = request.state.caller
+        request.scope["user"] = SimpleUser(caller.name or "")  # without keys, everybody is the same one
         context = super().build(request)
-        context.user = _KeyHolder(caller.name)
         context.state["caller"] = caller
         context.state["may_be_recorded"] = may_be_recorded(request)
         return context
-
-
-class _KeyHolder(User):
-    """Holder of a request's key; without keys, everybody is the same one."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-
-    @property
-    def is_authenticated(self) -> bool:
-        return self._name is not None
-
-    @property
-    def user_name(self) -> str:
-        return self._name or ""
 
 
 class _Handler(DefaultRequestHandlerV2):
@@ -200,8 +184,7 @@ class _Handler(DefaultRequestHandlerV2):
         task = await self._tasks.get(params.id, context)
         if task is not None and task.status.state not in ENDED and task.id not in self._episodes.running:
             raise UnsupportedOperationError(
-                f"The task {params.id!r} runs on another replica of this server, which alone has its events: "
-                "ask for the task itself (GetTask)."
+                f"The task {params.id!r} runs on another replica, which alone has its events: send GetTask."
             )
         async for event in super().on_subscribe_to_task(params, context):
             yield event
@@ -245,8 +228,7 @@ def _check_message(params: SendMessageRequest) -> None:
         )
     if configuration.HasField("task_push_notification_config"):
         raise PushNotificationNotSupportedError(
-            "configuration.taskPushNotificationConfig is set: this server pushes nothing. Stream the "
-            "message, or ask for the task (GetTask)."
+            "configuration.taskPushNotificationConfig: this server pushes nothing. Stream, or send GetTask."
         )
 
 

@@ -6,18 +6,13 @@ import asyncio
 from collections.abc import Collection
 
 from a2a.helpers.proto_helpers import new_text_message
+from a2a.server.agent_execution.active_task import TERMINAL_TASK_STATES as ENDED
 from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore, TaskStore
 from a2a.types.a2a_pb2 import ListTasksRequest, ListTasksResponse, Task, TaskState
 
 from actors.served_agents.client import PoolClient
 
-ENDED = {
-    TaskState.TASK_STATE_COMPLETED,
-    TaskState.TASK_STATE_CANCELED,
-    TaskState.TASK_STATE_FAILED,
-    TaskState.TASK_STATE_REJECTED,
-}
 LOST = "The replica of the server that had this task has ended: send the message again."
 WRITING_SECONDS = 3.0
 """Seconds in which a replica may be writing the end of a task whose episode is over."""

@@ -100,8 +100,7 @@ class IdempotentAnswers:
             task.add_done_callback(self._tasks.discard)
         elif answer.context.idempotency != context.idempotency:
             raise KeyReusedError(
-                f"The Idempotency-Key {key!r} came with another body before: send a new "
-                "key, or the same body.",
+                f"Idempotency-Key {key!r} came with another body before: send a new key, or the same body.",
                 code="idempotency_key_reused",
             )
         else:

@@ -53,8 +53,7 @@ class ServedAgents:
             from actors.served_agents.a2a import A2AFrontend
         except ModuleNotFoundError as error:
             raise NotInstalledError(
-                f"This server cannot speak A2A: the package {error.name!r} is missing. "
-                "`pip install 'troupe[a2a]'` installs it.",
+                f"This server speaks no A2A without the package {error.name!r}: pip install 'troupe[a2a]'."
             ) from error
         return A2AFrontend(self.pools, self.chat, self._needs_key, self._version)
 
@@ -74,7 +73,7 @@ class ServedAgents:
         """The name in the address of the one agent. Raises ``NotFoundError`` if there is not one."""
         if len(self.pools) != 1:
             raise NotFoundError(
-                f"This address has the card of the only agent, of {len(self.pools)}. {self._addresses()}",
+                f"This address has the card of the only agent, of {len(self.pools)}. {self._addresses()}"
             )
         (name,) = self.pools
         return name.removeprefix(PREFIX)

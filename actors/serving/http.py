@@ -120,8 +120,7 @@ class Replica(Protocol):
 
 def replica() -> Replica:
     """The replica that answers here."""
-    present: Replica = serve.get_replica_context().servable_object
-    return present
+    return serve.get_replica_context().servable_object
 
 
 def request_context(request: Request) -> RequestContext:

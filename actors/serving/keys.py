@@ -168,8 +168,7 @@ def served_hosts(config: ServerConfig) -> set[str]:
     for given in names:
         if not hostname(given):
             raise ConfigError(
-                f"server.access.hosts has {given!r}, which is no name of a machine: write it like "
-                "my-machine.example."
+                f"server.access.hosts: {given!r} is no name of a machine: write it like my-machine.example."
             )
     check_public_url(config.access.public_url)
     public = urlsplit(config.access.public_url or "").netloc

@@ -161,5 +161,4 @@ def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
 def _charge(model: str, request: Request) -> Charge:
     """Return the counter of a request's tokens; names of models that are not served are not kept."""
     known = model in replica().openai.names or model in replica().agents.pools
-    charge: Charge = request.state.caller.charge_for(model if known else "none")
-    return charge
+    return request.state.caller.charge_for(model if known else "none")

@@ -62,8 +62,7 @@ class SharedResponses:
 
     async def kept(self, owner: str, response_id: str) -> tuple[Json, list[Json]] | None:
         """``StoredResponses.kept``."""
-        found: tuple[Json, list[Json]] | None = await self._call("kept", owner, response_id)
-        return found
+        return await self._call("kept", owner, response_id)
 
     async def forget(self, owner: str, response_id: str) -> bool:
         """``StoredResponses.forget``."""

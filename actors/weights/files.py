@@ -186,10 +186,8 @@ class FileTransport(WeightTransport):
 
 def _write(path: Path, content: bytes) -> str:
     """Write a file to the disk; return its SHA-256."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(content)
+    sync(path)
     return hashlib.sha256(content).hexdigest()
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from actors.gateway.remote_program import RemoteProgram
 from actors.ray_tools.background import in_background
+from actors.rollouts.env_calls import in_env
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import RolloutLimits, RolloutRequest, in_env, run_rollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.data.datasets import Dataset
 from environments.errors import ContractError, EnvironmentFailure
 from launch.workload import Workload

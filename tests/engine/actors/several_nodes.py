@@ -161,7 +161,7 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
         PolicyApp("nodes", ServedModel(path=folder), server, WeightStore.remote()),
     )
     service.start(num_actors)
-    fleet = service._playing
+    fleet = service._fleet
     wait_until(lambda: ray.get(fleet.status.remote()).num_ready == num_actors, 120)
     samplers = ray.get(fleet.report.remote()).samplers
     assert list(samplers) == [own, other]
