@@ -116,7 +116,7 @@ def test_goal_may_be_any_number_of_updates_or_evaluations() -> None:
         ),
         (
             ["rollout.overlong_filter=true", "algorithm.name=dapo"],
-            r"masked_reasons=\[overlong\] .*overlong_penalty=1\.0.*one of the two",
+            r"masked_reasons=\[overlong\] .*overlong\.penalty=1\.0.*one of the two",
         ),
         (
             ["algorithm.credit=per_step", "rollout.max_steps=1"],
