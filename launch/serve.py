@@ -225,6 +225,7 @@ COMMAND = Command(
         "server",
     ),
     left_out={
+        "server.colocated": "Engines take turns with a learner in training only.",
         "server.weights": "Weights are published in training only.",
     },
 )

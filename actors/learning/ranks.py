@@ -159,12 +159,21 @@ class RankGroup:
         worker: the class of a rank.
         places: of ``create_placement_group``. Two groups may have the same.
         settings: of the learner.
+        num_gpus: that a rank reserves, where it is on a GPU.
+        before_work: called before each piece of work.
         arguments: of ``worker``.
     """
 
     def __init__(
-        self, worker: type[RankWorker], places: PlacementGroup, settings: LearnerConfig, **arguments: Any
+        self,
+        worker: type[RankWorker],
+        places: PlacementGroup,
+        settings: LearnerConfig,
+        num_gpus: float = 1.0,
+        before_work: Callable[[], None] | None = None,
+        **arguments: Any,
     ) -> None:
+        self._num_gpus, self._before_work = num_gpus, before_work
         self._worker, self._places, self._settings, self._arguments = worker, places, settings, arguments
         self._start()
 
@@ -172,7 +181,7 @@ class RankGroup:
         settings = self._settings
         actor_class = ray.remote(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
-        devices = {} if settings.device == "cpu" else {"num_gpus": 1}
+        devices = {} if settings.device == "cpu" else {"num_gpus": self._num_gpus}
         self._ranks = [
             actor_class.options(
                 **devices,
@@ -211,7 +220,7 @@ class RankGroup:
         Args:
             none: methods take no keyword arguments.
         """
-        self._wait_for(self._opened)
+        self._be_ready()
         name, shared = method.__name__, [ray.put(each) for each in args]
         return partial(self._wait_for_work, [rank.work.remote(name, *shared) for rank in self._ranks])
 
@@ -222,7 +231,7 @@ class RankGroup:
 
         The objects lie where the rank is, and belong to this process: they outlive the rank.
         """
-        self._wait_for(self._opened)
+        self._be_ready()
         streams = [
             rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
             for rank in self._ranks
@@ -230,6 +239,11 @@ class RankGroup:
         ends = [rank.end_stream.remote() for rank in self._ranks]
         self._wait_for_work([*ends, *(stream.completed() for stream in streams)])
         return list(streams[0])
+
+    def _be_ready(self) -> None:
+        self._wait_for(self._opened)
+        if self._before_work is not None:
+            self._before_work()
 
     def _wait_for_work(self, references: list[ray.ObjectRef]) -> Any:
         limit = "learner.max_call_seconds, which may be too low"
@@ -295,10 +309,10 @@ def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
     }
 
 
-def create_placement_group(settings: LearnerConfig) -> PlacementGroup:
+def create_placement_group(settings: LearnerConfig, num_gpus: float = 1.0) -> PlacementGroup:
     """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
     on_gpu = settings.device != "cpu"
-    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **node_resources(settings.nodes)}
+    place = {"CPU": 1.0, **({"GPU": num_gpus} if on_gpu else {}), **node_resources(settings.nodes)}
     places = placement_group(
         [place] * settings.num_workers,
         strategy="PACK",  # ranks may spread over nodes

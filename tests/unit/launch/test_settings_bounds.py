@@ -105,6 +105,7 @@ def test_every_number_has_a_bound_or_a_reason_for_none() -> None:
 def test_settings_are_at_most_109_and_those_of_later_issues() -> None:
     later = {
         "server.agents.unknown_history",
+        "server.colocated",
         *(f"rollout.forks.{name}" for name in ("roots", "at")),
         *(f"server.recording.{name}" for name in ("folder", "keep_days", "readers")),
         *(f"preferences.{name}" for name in ("num_steps", "pairs_per_step", "beta", "optimizer")),
