@@ -39,7 +39,7 @@ class LearnerGroup:
         store: the ``WeightStore`` to which ``publish`` adds versions.
         engine_dtype: ``half_dtype`` of the engines: weights that are wider are cast before they travel.
         num_gpus: that a rank of the policy reserves, where it is on a GPU.
-        before_work: called before the ranks do anything: they may have to wait for their devices.
+        before_work: called before the ranks do anything, where they share their devices with engines.
         shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
             sees this file before it loads a model.
     """
@@ -64,6 +64,7 @@ class LearnerGroup:
             "seed": seed,
             "shared_file": shared_file,
             "before_work": before_work,
+            "gives_back": before_work is not None,
         }
         places = create_placement_group(learner, num_gpus)
         self._policy = RankGroup(

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ray.exceptions import ActorDiedError
 
@@ -162,6 +163,28 @@ def test_ranks_take_their_turn_before_each_piece_of_work(monkeypatch: pytest.Mon
     group._opened, group._ranks = ["opened"], [rank]  # type: ignore[list-item]
     group.begin(RankWorker.open, ("host", 1))
     assert events == [["opened"], "turn", "work"]
+
+
+class FreeingRank(RankWorker):
+    def _load(self, **_: Any) -> Any:
+        return SimpleNamespace(learn=self._learn)
+
+    def _learn(self) -> int:
+        """Free 64 MiB in pieces that the C library keeps, below one in use; return the memory."""
+        pieces = [bytes(1 << 16) for _ in range(1 << 10)]
+        self._top = bytes(1 << 16)
+        del pieces
+        return psutil.Process().memory_info().rss
+
+
+def test_rank_that_shares_its_device_gives_back_what_it_has_freed() -> None:
+    held = []
+    for gives_back in (False, True):
+        rank = FreeingRank(None, gives_back)
+        rank._model = rank._load()
+        before = rank.work("learn")
+        held.append(before - psutil.Process().memory_info().rss)
+    assert held[0] < 8 << 20 < 32 << 20 < held[1]
 
 
 def test_wait_for_group_begins_turn_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
