@@ -177,7 +177,7 @@ class FreeingRank(RankWorker):
         return psutil.Process().memory_info().rss
 
 
-def test_rank_that_shares_its_device_gives_back_what_it_has_freed() -> None:
+def test_rank_that_shares_its_device_gives_memory_back() -> None:
     held = []
     for gives_back in (False, True):
         rank = FreeingRank(None, gives_back)
