@@ -34,6 +34,8 @@ PolicyServer._follow_samplers       sampling actors        the directory: other 
 (serving/policy_server.py)                                 ones are its own         each of its own
 WeightFollower.run                  published versions     the store: a version is  an engine with the
 (weights/follower.py)                                      published                newest weights
+follow_turns                        turns                  the store: the learner   an engine that sleeps
+(weights/turns.py)                                         or the driver takes one  in those of the learner
 VLLMEngine._run                     requests, weights      its inbox: either comes  tokens
 (policies/engines/vllm.py)
 ==================================  =====================  =======================  =====================

@@ -14,6 +14,9 @@ ACTORS_PER_CORE = 8
 MANY_CALLS = 100_000
 """Calls that an actor or a replica of Serve takes at the same time. Some wait for minutes: with Ray's
 defaults, 1,000 for an actor and 5 for a replica, they would keep out those that answer or cancel them."""
+RANK_SHARE, ENGINE_SHARE = 0.75, 0.25
+"""Parts that rank and engine reserve of a GPU that they share. No two ranks fit on one, and they start first:
+so no two engines do."""
 MODEL_NAME = "policy"
 """Name of the policy for OpenAI clients, unless another is given."""
 
@@ -126,6 +129,10 @@ class ServerConfig:
     tokens_per_replica: int = setting(16384, at_least=1)
     """Tokens in flight that one replica is to have, with server.max_replicas: of prompts, and of the answers
     that they may get."""
+    colocated: bool = False
+    """Engines and learner take turns on the same devices, with rollout.max_staleness=0: while the learner
+    learns, the engines have given back their cache, and on GPUs their weights; while they sample, the
+    learner's state lies on the host. On GPUs each engine shares one with a rank."""
     nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.5})
     """Needs of a replica on its node: see fleet.nodes."""
     http_port: int | None = setting(None, at_least=1, at_most=65535)
@@ -161,6 +168,16 @@ class ServerConfig:
     def model_names(self) -> list[str]:
         """Names by which clients ask for the model, its adapters and its older versions."""
         return [MODEL_NAME, *self.adapters, *map(pinned_name, self.versions)]
+
+    @property
+    def gpus_of_engine(self) -> float:
+        """GPUs that a replica reserves."""
+        return min(self.engine.num_gpus, ENGINE_SHARE) if self.colocated else self.engine.num_gpus
+
+    @property
+    def gpus_of_rank(self) -> float:
+        """GPUs that a rank of the policy reserves, where it is on one."""
+        return RANK_SHARE if self.colocated else 1.0
 
     @property
     def most_replicas(self) -> int:

@@ -220,6 +220,7 @@ COMMAND = Command(
         "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
         "server.agents": "launch.serve serves agents.",
+        "server.colocated": "Engines take turns with a learner in training only.",
         "server.weights": "Weights are published in training only.",
     },
 )

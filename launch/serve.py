@@ -218,7 +218,10 @@ COMMAND = Command(
         "fleet",
         "server",
     ),
-    left_out={"server.weights": "Weights are published in training only."},
+    left_out={
+        "server.colocated": "Engines take turns with a learner in training only.",
+        "server.weights": "Weights are published in training only.",
+    },
 )
 
 

@@ -61,10 +61,12 @@ def plan(devices: str, config: TrainConfig) -> None:
     from launch.training.stages.chosen import chosen_stages
     from launch.training.stages.warm_start import with_epochs
     from launch.validation.memory_plan import Devices, plan_text, shape_of
+    from launch.validation.serving import check_colocation
     from launch.validation.settings import check_training_settings
     from launch.validation.workload import check_model_is_named
 
     check_training_settings(config)
+    check_colocation(config)
     workload = workload_of(config)
     check_model_is_named(config, workload)
     config = with_epochs(config, workload)

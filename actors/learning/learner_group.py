@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,8 @@ class LearnerGroup:
         num_schedule_steps: updates over which a cosine schedule runs.
         store: the ``WeightStore`` to which ``publish`` adds versions.
         engine_dtype: ``half_dtype`` of the engines: weights that are wider are cast before they travel.
+        num_gpus: that a rank of the policy reserves, where it is on a GPU.
+        before_work: called before the ranks do anything, where they share their devices with engines.
         shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
             sees this file before it loads a model.
     """
@@ -52,19 +54,24 @@ class LearnerGroup:
         store: ray.actor.ActorHandle,
         shared_file: tuple[str, str] | None = None,
         engine_dtype: str | None = None,
+        num_gpus: float = 1.0,
+        before_work: Callable[[], None] | None = None,
     ) -> None:
-        arguments = {
+        arguments: dict[str, Any] = {
             "model_path": model_path,
             "learner": learner,
             "num_schedule_steps": num_schedule_steps,
             "seed": seed,
             "shared_file": shared_file,
+            "before_work": before_work,
+            "gives_back": before_work is not None,
         }
-        places = create_placement_group(learner)
+        places = create_placement_group(learner, num_gpus)
         self._policy = RankGroup(
             LearnerWorker,
             places,
             learner,
+            num_gpus,
             **arguments,
             algorithm=algorithm,
             store=store,

@@ -6,11 +6,12 @@ the ranks, which computes nothing, has none of it: 4 s of CPU time and 0.4 GB.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -40,10 +41,14 @@ class RankWorker(ABC):
 
     Args:
         shared_file: path and text of a file in the run's folder; ``None`` if there is no folder to share.
+        gives_back: whether memory that is free after a piece of work goes back to the device.
         arguments: of the model.
     """
 
-    def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
+    def __init__(
+        self, shared_file: tuple[str, str] | None, gives_back: bool = False, **arguments: Any
+    ) -> None:
+        self._gives_back = gives_back
         self._shared_file = shared_file
         self._arguments = arguments
         self._failure: Exception | None = None
@@ -87,7 +92,11 @@ class RankWorker(ABC):
             LearnerError: the GPU's memory is full.
         """
         with self._named_out_of_memory():
-            return methodcaller(method, *args)(self._model)
+            try:
+                return methodcaller(method, *args)(self._model)
+            finally:
+                if self._gives_back:
+                    give_back_memory()
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         """Call ``method`` as ``work`` does, and yield what it yields. ``end_stream`` raises its error."""
@@ -117,6 +126,15 @@ class RankWorker(ABC):
                 f"The GPU of a learner rank on {socket.gethostname()} has no memory left ({error}). Lower "
                 f"learner.micro_batch_tokens={most}, or raise learner.num_workers, which divide the model."
             ) from error
+
+
+def give_back_memory() -> None:
+    """Return to the device what this process has freed: glibc and torch keep it for the next work."""
+    import torch
+
+    torch.cuda.empty_cache()  # nothing without a GPU
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class LearnerWorker(RankWorker):
@@ -159,12 +177,21 @@ class RankGroup:
         worker: the class of a rank.
         places: of ``create_placement_group``. Two groups may have the same.
         settings: of the learner.
+        num_gpus: that a rank reserves, where it is on a GPU.
+        before_work: called before each piece of work.
         arguments: of ``worker``.
     """
 
     def __init__(
-        self, worker: type[RankWorker], places: PlacementGroup, settings: LearnerConfig, **arguments: Any
+        self,
+        worker: type[RankWorker],
+        places: PlacementGroup,
+        settings: LearnerConfig,
+        num_gpus: float = 1.0,
+        before_work: Callable[[], None] | None = None,
+        **arguments: Any,
     ) -> None:
+        self._num_gpus, self._before_work = num_gpus, before_work
         self._worker, self._places, self._settings, self._arguments = worker, places, settings, arguments
         self._start()
 
@@ -172,7 +199,7 @@ class RankGroup:
         settings = self._settings
         actor_class = ray.remote(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
-        devices = {} if settings.device == "cpu" else {"num_gpus": 1}
+        devices = {} if settings.device == "cpu" else {"num_gpus": self._num_gpus}
         self._ranks = [
             actor_class.options(
                 **devices,
@@ -211,7 +238,7 @@ class RankGroup:
         Args:
             none: methods take no keyword arguments.
         """
-        self._wait_for(self._opened)
+        self._be_ready()
         name, shared = method.__name__, [ray.put(each) for each in args]
         return partial(self._wait_for_work, [rank.work.remote(name, *shared) for rank in self._ranks])
 
@@ -222,7 +249,7 @@ class RankGroup:
 
         The objects lie where the rank is, and belong to this process: they outlive the rank.
         """
-        self._wait_for(self._opened)
+        self._be_ready()
         streams = [
             rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
             for rank in self._ranks
@@ -230,6 +257,11 @@ class RankGroup:
         ends = [rank.end_stream.remote() for rank in self._ranks]
         self._wait_for_work([*ends, *(stream.completed() for stream in streams)])
         return list(streams[0])
+
+    def _be_ready(self) -> None:
+        self._wait_for(self._opened)
+        if self._before_work is not None:
+            self._before_work()
 
     def _wait_for_work(self, references: list[ray.ObjectRef]) -> Any:
         limit = "learner.max_call_seconds, which may be too low"
@@ -295,10 +327,10 @@ def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
     }
 
 
-def create_placement_group(settings: LearnerConfig) -> PlacementGroup:
+def create_placement_group(settings: LearnerConfig, num_gpus: float = 1.0) -> PlacementGroup:
     """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
     on_gpu = settings.device != "cpu"
-    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **node_resources(settings.nodes)}
+    place = {"CPU": 1.0, **({"GPU": num_gpus} if on_gpu else {}), **node_resources(settings.nodes)}
     places = placement_group(
         [place] * settings.num_workers,
         strategy="PACK",  # ranks may spread over nodes

@@ -56,6 +56,8 @@ class SampledServer(Protocol):
 
     def start(self) -> None: ...
 
+    def wake(self) -> None: ...
+
     def check_replicas(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -146,7 +148,7 @@ class RolloutService:
         server: SampledServer | None = None,
     ) -> None:
         check_room(actor_options(pair, fleet))
-        self.stream = TrajectoryStream(STREAM_CAPACITY)
+        self.stream = TrajectoryStream(STREAM_CAPACITY, self.wake)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
         self._server = server
         if server is not None:
@@ -185,6 +187,11 @@ class RolloutService:
     def start_in_background(self, num_actors: int) -> None:
         """``start`` in a thread; ``wait_until_up`` waits for it."""
         self._started = in_background(partial(self.start, num_actors), "rollout service")
+
+    def wake(self) -> None:
+        """Have the policy server sample, if it may be asleep."""
+        if self._server is not None:
+            self._server.wake()
 
     @property
     def is_up(self) -> bool:

@@ -30,9 +30,13 @@ class TrajectoryStream:
 
     The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits. Connect
     the fleet before anything is taken: its status shows what holds it up when nothing comes.
+
+    Args:
+        before_wait: called before a group is waited for.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, before_wait: Callable[[], None] | None = None) -> None:
+        self._before_wait = before_wait
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
         self._fleet: ray.actor.ActorHandle | None = None
         self._checks: list[Callable[[], None]] = []
@@ -88,6 +92,8 @@ class TrajectoryStream:
         """
         wanted = set(group_ids)
         complete = next(filter(self._complete.__contains__, group_ids), None)
+        if complete is None and self._before_wait is not None:
+            self._before_wait()
         while complete is None:
             group_id = self._keep(self._next())
             if group_id in wanted and group_id in self._complete:

@@ -25,6 +25,7 @@ from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
 from actors.settings import ServedModel, ServerConfig
 from actors.timing import CONVERSATIONS_END_SECONDS, REPLICA_END_SECONDS
+from actors.weights.turns import take_turn
 from environments.errors import PartLostError, SamplerError
 from policies.engines.base import engine_class
 from policies.settings import node_labels, node_resources
@@ -84,7 +85,7 @@ def policy_application(
     options: dict[str, Any] = {
         "ray_actor_options": {
             "num_cpus": reserved.pop("CPU", 0.0),
-            "num_gpus": config.engine.num_gpus,
+            "num_gpus": config.gpus_of_engine,
             "resources": reserved,
             "label_selector": node_labels(config.nodes),
             # Serve gives replicas the variables of the job that has started it, which may be another one.
@@ -166,6 +167,11 @@ class PolicyApp:
             raise SamplerError(f"The policy server did not start: {error}") from error
         with own_errors():
             ray.get([pool.open.remote() for pool in self.agents.values()])
+
+    def wake(self) -> None:
+        """Begin the turn of the engines, where they share their devices with a learner."""
+        if self._config.colocated:
+            take_turn(self._store, asleep=False)
 
     def check_replicas(self) -> None:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""

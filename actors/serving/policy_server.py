@@ -35,6 +35,7 @@ from actors.serving.stored_responses import SharedResponses
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
+from actors.weights.turns import follow_turns, wait_for_turn
 from environments.errors import PartLostError, SamplerError
 from policies.agent_api.frontend import PREFIX
 
@@ -62,6 +63,10 @@ async def _unless_gone(call: Awaitable[T]) -> T:
         logger.warning("The program that has started %s is gone, so this application ends.", name)
         await asyncio.to_thread(serve.delete, name, _blocking=False)
         raise
+
+
+def _this_replica() -> ray.actor.ActorHandle:
+    return ray.get_runtime_context().current_actor
 
 
 http.include_router(policy_routes)
@@ -98,6 +103,8 @@ class PolicyServer:
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
         self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
+        if config.colocated:
+            await _unless_gone(wait_for_turn(store, _this_replica()))
         versions = {name: client.version for name, client in self.pinned.items()}
         self._engine, self.openai, self._read_calls = await started_engine(model, config, store, versions)
         self.responses = SharedResponses(directory)
@@ -113,6 +120,9 @@ class PolicyServer:
         self._followers: list[asyncio.Task[None]] = []
         if transport is not None:
             await self._follow_program(transport)
+        if config.colocated:
+            turns = follow_turns(store, _this_replica(), self._engine)
+            self._followers.append(asyncio.create_task(_unless_gone(turns)))
 
     async def _follow_program(self, transport: WeightTransport) -> None:
         """Load the newest weights, and from now on those that come, and learn of sampling actors."""
@@ -135,7 +145,7 @@ class PolicyServer:
         for follower in self._followers:
             if follower.done():
                 raise SamplerError(
-                    f"The replica no longer follows weights or sampling actors: {follower.exception()!r}"
+                    f"The replica follows weights, turns or samplers no more: {follower.exception()!r}"
                 )
 
     def record_autoscaling_stats(self) -> dict[str, float]:

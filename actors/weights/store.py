@@ -13,6 +13,7 @@ from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import VersionLostError, WeightTarget, WeightTransport
+from actors.weights.turns import EngineTurns
 from environments.errors import TroupeError
 
 
@@ -50,6 +51,7 @@ class WeightStore:
         self._transport = transport or ObjectStoreTransport()
         self._newest: PublishedWeights | None = None
         self._failure: TroupeError | None = None
+        self._turns = EngineTurns()
         self._changed = asyncio.Condition()
 
     async def transport(self) -> WeightTransport:
@@ -76,6 +78,14 @@ class WeightStore:
 
     def _is_newer(self, version: int) -> bool:
         return self._newest is not None and self._newest.version > version
+
+    async def take_turn(self, asleep: bool) -> None:
+        """Have the engines sleep or wake: see ``EngineTurns.take``."""
+        await self._turns.take(asleep)
+
+    async def next_turn(self, replica: ray.actor.ActorHandle, asleep: bool) -> bool:
+        """Return whether ``replica`` is to sleep: see ``EngineTurns.next``."""
+        return await self._turns.next(replica, asleep)
 
     async def report(self, failure: TroupeError) -> None:
         """Take note of what keeps a replica from following, and would keep the one that replaces it."""

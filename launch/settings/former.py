@@ -26,6 +26,8 @@ MOVED: Mapping[str, tuple[str, object]] = {
     "learner.lora.alpha": ("learner.verl:model.lora_alpha", 16),
     "server.access.requests_per_minute": ("server.access.per_minute:requests", None),
     "server.access.tokens_per_minute": ("server.access.per_minute:tokens", None),
+    "algorithm.overlong_penalty": ("algorithm.overlong:penalty", None),
+    "algorithm.overlong_buffer_tokens": ("algorithm.overlong:buffer_tokens", None),
     "learner.lora.target_modules": ("learner.verl:model.target_modules", "all-linear"),
     "learner.optimizer.betas": ("learner.verl:optimizer.betas", [0.9, 0.95]),
     "server.engine.cache_after_publish": ("server.engine.options:cache_after_publish", "recompute"),

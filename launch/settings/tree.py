@@ -309,7 +309,8 @@ class TrainConfig:
 def without_training(config: TrainConfig) -> TrainConfig:
     """The configuration of a command that serves a model and trains none: it has no learner."""
     learner = replace(config.learner, num_workers=0, device="cpu")
-    return replace(config, learner=learner, evaluation=EvaluationConfig())
+    server = replace(config.server, colocated=False)
+    return replace(config, learner=learner, server=server, evaluation=EvaluationConfig())
 
 
 def without_rollouts(config: TrainConfig) -> TrainConfig:

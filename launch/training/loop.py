@@ -28,7 +28,8 @@ A group holds its slot from its request until the weights that it trained are pu
 (max_staleness + 1) * groups_per_step slots, no group is more than max_staleness versions old when it is used.
 A lost rollout actor, replica or node costs time and no rollout. A lost learner is rebuilt from the published
 weights, or the run goes on from its checkpoint (``trainer.py``). In a replay ``RecordedRollouts`` stands in
-the place of all on the right but the learner and the store.
+the place of all on the right but the learner and the store. With ``server.colocated`` the engines sleep from
+a call of the learner until a group is waited for (``actors/weights/turns.py``).
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class TrainingLoop:
             return
         for service in self.services[:1]:
             with self.activity.during("server"):
+                service.wake()
                 self._wait_for_server(service)
             self._announce_server()
             service.stream.watch(run.learner.check_ranks)

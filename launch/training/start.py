@@ -25,6 +25,7 @@ from actors.settings import ServedModel, ServerConfig
 from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
+from actors.weights.turns import take_turn
 from launch.cluster import session
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
@@ -83,7 +84,7 @@ def start(
     activity, services = Activity(), list[RolloutService]()
     end, turn = join_cluster(config, state, activity, services, tracker, interrupts, ending)
     model_path = start_model()
-    config = with_threads(config, model_path)
+    config = with_turns(with_threads(config, model_path))
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
     algorithm = algorithm_of(config)
@@ -104,12 +105,12 @@ def start(
         if workload.held_out:
             evaluator = Evaluator(config, workload.held_out, services[-1], store, pinned)
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
-    if stage.rolls_out:
+    if not (learner_first := config.server.colocated or not stage.rolls_out):
         start_services(config, services)
     with activity.during("learner"):
         learner = start_learner(config, stage, model_path, algorithm, store, lock)
     end(learner.close)
-    if not stage.rolls_out:  # after the learner, not beside it: its steps come first
+    if learner_first:  # its steps come first, or it has to have its GPUs, of which engines get the rest
         start_services(config, services)
     if turn is not None:
         in_background(partial(end_when_up, turn, tuple(services), config.fleet.num_actors), "turn")
@@ -276,7 +277,22 @@ def start_learner(
         store,
         shared_file=None if lock is None else (str(lock.path), lock.text),
         engine_dtype=config.server.engine.half_dtype,
+        num_gpus=config.server.gpus_of_rank,
+        before_work=partial(take_turn, store, asleep=True) if config.server.colocated else None,
     )
+
+
+def with_turns(config: TrainConfig) -> TrainConfig:
+    """The configuration with what learner and engines need to take turns on GPUs: verl's offload between any
+    two calls, and vLLM's sleep. Nobody has run it. On CPUs neither does anything.
+    """
+    learner, server = config.learner, config.server
+    if not server.colocated or learner.device == "cpu":
+        return config
+    offload = {"param_offload": True, "optimizer_offload": True} | learner.verl.get("engine", {})
+    learner = replace(learner, verl=learner.verl | {"engine": offload})
+    engine = replace(server.engine, options=server.engine.options | {"enable_sleep_mode": True})
+    return replace(config, learner=learner, server=replace(server, engine=engine))
 
 
 def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> None:

@@ -26,7 +26,7 @@ from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.replay import check_replay
 from launch.validation.resources import check_gpus
-from launch.validation.serving import check_engine, check_publishing, check_tool_parsers
+from launch.validation.serving import check_colocation, check_engine, check_publishing, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import (
@@ -128,6 +128,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     """
     check_training_settings(config)
     check_engine(config)
+    check_colocation(config)
     chosen_trackers(config.run.trackers)
     stages = chosen_stages(config)
     check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))

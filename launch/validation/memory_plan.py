@@ -217,7 +217,9 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     if algorithm.uses_critic:
         critic = _ranks("critic rank", config, replace(shape, tied=True), lora_rank=0)
         rows += [replace(row, logits=0.0) for row in critic]
-    rows += _replicas(config, shape, gpu_bytes)
+    rows += _replicas(
+        config, shape, gpu_bytes, sum(row.count * (row.activations + row.logits) for row in rows)
+    )
     reference = _trained(shape, learner.lora.rank) if algorithm.uses_reference else 0
     published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
     rows += [
@@ -285,13 +287,16 @@ def _ranks(
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
     loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS, weights=loaded)
-    if engine.get("offload_policy"):
+    turns = config.server.colocated
+    if turns or engine.get("offload_policy"):
         host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)
+    if engine.get("offload_policy"):
         rank = replace(rank, weights=gathered, gradients=0, optimizer=0)
     else:  # the step copies a moment, when activations are gone
         copied = max(0.0, trained - rank.activations - rank.logits)
         rank = replace(rank, optimizer=rank.optimizer + copied)
-    return [replace(rank, on_gpu=True, program=GPU_CONTEXT), host]
+    contexts = 2 if turns else 1  # a sleeping engine keeps its own
+    return [replace(rank, on_gpu=True, program=contexts * GPU_CONTEXT), host]
 
 
 def _micro_batch(config: TrainConfig) -> int:
@@ -306,9 +311,13 @@ def _micro_batch(config: TrainConfig) -> int:
     return min(learner.micro_batch_tokens, of_a_rank * rollout.longest)
 
 
-def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[Process]:
+def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float, passing: float) -> list[Process]:
     """Replicas. On GPUs each has a part on every one of its own, where its cache takes what its share leaves,
     and a part on the host.
+
+    Args:
+        passing: bytes that the learner has in its own turn only. Where engines and learner take turns, that
+            is no time for a cache: the larger of the two counts.
     """
     engine, count = config.server.engine, most_replicas(config)
     number = HALF if engine.half_dtype else FULL
@@ -318,7 +327,10 @@ def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[
     host = Process(name="replica", count=count, program=ENGINE_PROCESS)
     if not engine.num_gpus:
         # vLLM packs a copy for the CPU's kernels, and new weights arrive in a third.
-        return [replace(host, weights=3 * weights, logits=logits, cache=cache_bytes(shape.config, engine))]
+        cache = float(cache_bytes(shape.config, engine))
+        if config.server.colocated:
+            cache = max(0.0, cache - passing / count) if count else 0.0
+        return [replace(host, weights=3 * weights, logits=logits, cache=cache)]
     spread = math.ceil(engine.num_gpus)
     least = engine.max_model_tokens * token_bytes(shape.config, engine) / spread
     left = _engine_share(config) * gpu_bytes - GPU_CONTEXT - (weights + logits) / spread
@@ -331,7 +343,7 @@ def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float) -> list[
         logits=logits / spread,
         cache=max(least, left),
     )
-    return [gpu, replace(host, name="replica on the host")]
+    return [gpu, replace(host, name="replica on the host", weights=weights if config.server.colocated else 0)]
 
 
 def _engine_share(config: TrainConfig) -> float:

@@ -56,8 +56,8 @@ def bundles_of(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, st
     learner, server, fleet = config.learner, config.server, config.fleet
     on_gpu = learner.device == "cuda"
     num_groups = 2 if on_gpu and algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share
-    rank = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
-    replica = {"GPU": server.engine.num_gpus}
+    rank = {"CPU": 1.0, "GPU": server.gpus_of_rank if on_gpu else 0.0}
+    replica = {"GPU": server.gpus_of_engine}
     return [
         *[(rank | node_resources(learner.nodes), node_labels(learner.nodes))]
         * learner.num_workers

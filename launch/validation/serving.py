@@ -6,10 +6,10 @@ import socket
 
 from environments.errors import ConfigError
 from launch.run_folder.model_paths import model_folder
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.parsers import get_tool_parser
-from policies.engines.base import engine_class
+from policies.engines.base import Engine, engine_class
 from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
 from policies.model_files import config_of
 
@@ -24,6 +24,48 @@ def check_engine(config: TrainConfig) -> None:
         raise ConfigError(
             f"server.max_replicas={server.max_replicas} is below server.num_replicas={server.num_replicas}, "
             "the fewest that there are: raise it, or leave it out."
+        )
+
+
+def check_colocation(config: TrainConfig) -> None:
+    """Engines and learner can take turns on the same devices. Raises ``ConfigError``."""
+    server, learner, engine = config.server, config.learner, config.server.engine
+    if not server.colocated:
+        return
+    shared = "server.colocated=true lets the engines sleep while the learner learns: "
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            f"{shared}with rollout.max_staleness={config.rollout.max_staleness} rollouts go on then. Set "
+            "rollout.max_staleness=0, or server.colocated=false with devices of their own."
+        )
+    for name, value in (
+        ("evaluation.num_replicas", config.evaluation.num_replicas),
+        ("server.max_replicas", server.max_replicas),
+    ):
+        if value:
+            raise ConfigError(f"{shared}{name}={value} adds engines on other devices. Leave it out.")
+    if engine_class(engine).sleep is Engine.sleep:
+        raise ConfigError(
+            f"{shared}server.engine.name={engine.name!r} cannot sleep. Give it the methods sleep and wake of "
+            "policies.engines.base.Engine, or set server.colocated=false."
+        )
+    on_gpu = learner.device == "cuda"
+    if on_gpu != bool(engine.num_gpus):
+        raise ConfigError(
+            f"{shared}learner.device={learner.device} and server.engine.num_gpus={engine.num_gpus:g} "
+            "share no device. Set learner.device=cuda server.engine.num_gpus=1, or learner.device=cpu "
+            "server.engine.num_gpus=0."
+        )
+    if on_gpu and (engine.num_gpus != 1 or learner.num_workers != server.num_replicas):
+        raise ConfigError(
+            f"{shared}an engine shares one GPU with a rank, and learner.num_workers={learner.num_workers}, "
+            f"server.num_replicas={server.num_replicas} and server.engine.num_gpus={engine.num_gpus:g}. Set "
+            "the first two to the same number, and the last to 1."
+        )
+    if on_gpu and algorithm_of(config).uses_critic:
+        raise ConfigError(
+            f"{shared}the critic of algorithm.name={config.algorithm.name} would need GPUs of its own. "
+            "Choose an algorithm without one, such as grpo, or set server.colocated=false."
         )
 
 

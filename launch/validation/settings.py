@@ -120,7 +120,7 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
     if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(
             f"selection.masked_reasons=[{OVERLONG}] leaves out the trajectories that "
-            f"algorithm.overlong_penalty={algorithm.overlong_penalty} is meant for: choose one of the two."
+            f"algorithm.overlong.penalty={algorithm.overlong_penalty} is meant for: choose one of the two."
         )
 
 

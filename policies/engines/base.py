@@ -172,6 +172,18 @@ class Engine(ABC):
         before and after.
         """
 
+    async def sleep(self) -> None:
+        """Give memory back to a learner on the same devices, until ``wake``: the cache, and on a GPU the
+        weights. Requests and weights that come meanwhile wait, and what was being sampled goes on afterwards.
+
+        ``server.colocated`` needs an engine that has this and ``wake``.
+        """
+        raise NotImplementedError
+
+    async def wake(self) -> None:
+        """Sample again."""
+        raise NotImplementedError
+
     @abstractmethod
     def stats(self) -> EngineStats:
         """Return what this engine has done so far."""

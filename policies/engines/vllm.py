@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, WeightsError
@@ -71,6 +72,7 @@ class VLLMEngine(Engine):
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = threading.Event()
         threading.Thread(target=self._run, name="vllm-engine", daemon=True).start()
 
     @classmethod
@@ -94,20 +96,32 @@ class VLLMEngine(Engine):
         Raises:
             WeightsError: they are not all that the model has.
         """
-        self._loop = loop = asyncio.get_running_loop()
-        loaded = asyncio.Event()
 
-        def load() -> None:
+        def load(done: Callable[[], object]) -> None:
             self._exchange_weights(version, buckets)
-            loop.call_soon_threadsafe(loaded.set)
+            done()
 
-        self._submit(load)
-        while not loaded.is_set() and self._failure is None:
+        await self._until_done(load)
+
+    async def sleep(self) -> None:
+        """Free the cache, and on a GPU the weights, until ``wake``."""
+        await self._until_done(self._rest)
+
+    async def wake(self) -> None:
+        """Sample again."""
+        self._woken.set()
+
+    async def _until_done(self, work: Callable[[Callable[[], object]], None]) -> None:
+        """Have the engine's thread do ``work``, which calls its argument when the wait is over."""
+        self._loop = loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+        self._submit(lambda: work(partial(loop.call_soon_threadsafe, done.set)))
+        while not done.is_set() and self._failure is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(loaded.wait(), FAILURE_SECONDS)
+                await asyncio.wait_for(done.wait(), FAILURE_SECONDS)
         if isinstance(self._failure, WeightsError):
             raise self._failure
-        if not loaded.is_set():
+        if not done.is_set():
             self.check_alive()
 
     def stats(self) -> EngineStats:
@@ -223,6 +237,26 @@ class VLLMEngine(Engine):
                 running.versions.exchanged(num_sampled, version)
         if not self._keeps_cache:
             self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _rest(self, asleep: Callable[[], object]) -> None:
+        """Sleep until ``wake``, with this thread: what comes meanwhile waits in the inbox.
+
+        vLLM does nothing to sleep on a CPU, so there its cache is freed here. On a GPU, where this has never
+        run, level 1 keeps the weights on the host: an update of nothing publishes none.
+        """
+        engine = self._engine
+        self._woken.clear()
+        engine.reset_prefix_cache(reset_running_requests=True)  # they are computed anew afterwards
+        if engine.model_config.enable_sleep_mode:
+            engine.sleep(level=1, mode="keep")
+            asleep()
+            self._woken.wait()
+            engine.wake_up()
+        else:
+            sizes = engine.collective_rpc(_free_cache)
+            asleep()
+            self._woken.wait()
+            engine.collective_rpc(_allocate_cache, args=(sizes,))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         ready = []
@@ -359,6 +393,32 @@ def _num_sampled(engine: LLMEngine, running: _Running) -> int:
     detokenizer = engine.output_processor.request_states[running.vllm_id].detokenizer
     assert detokenizer is not None
     return detokenizer.num_output_tokens()
+
+
+def _cache_of(worker: Any) -> list[Any]:
+    """The storages of all layers' keys and values, each once: layers may share one."""
+    storages = (cache.untyped_storage() for cache in worker.model_runner.kv_caches)
+    return list({storage._cdata: storage for storage in storages}.values())
+
+
+def _free_cache(worker: Any) -> list[int]:
+    """Give the cache back to the system; return the sizes that it had. Its tensors keep their shapes."""
+    storages = _cache_of(worker)
+    sizes = [storage.nbytes() for storage in storages]
+    for storage in storages:
+        storage.resize_(0)
+    return sizes
+
+
+def _allocate_cache(worker: Any, sizes: Sequence[Sequence[int]]) -> None:
+    """Allocate the cache that ``_free_cache`` has freed, full of zeros as vLLM makes it.
+
+    Args:
+        sizes: of each worker's storages, by its rank.
+    """
+    for storage, size in zip(_cache_of(worker), sizes[worker.rank], strict=True):
+        storage.resize_(size)
+        storage.fill_(0)
 
 
 def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:

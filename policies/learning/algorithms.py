@@ -24,7 +24,7 @@ from policies.learning.registry import (
     import_own,
     resolve_options,
 )
-from policies.learning.settings import AlgorithmConfig
+from policies.learning.settings import AlgorithmConfig, OverlongConfig, check_keys
 
 ALGORITHMS = {
     "grpo": Definition(advantage="grpo"),  # Shao et al. 2024 (DeepSeekMath), section 4.1
@@ -86,6 +86,7 @@ def resolve(
             this algorithm.
     """
     check_bounds(config, "algorithm.")
+    check_keys("algorithm.overlong", config.overlong, OverlongConfig())
     import_own(config.module)
     definition = _definition(config)
     estimator, loss = ESTIMATORS[definition.advantage], LOSSES[definition.loss]
@@ -93,7 +94,7 @@ def resolve(
     _check_thresholds(config, loss)
     _check_one_advantage(config, definition, estimator, loss)
     _check_epochs(config.name, definition.loss, num_epochs)
-    overlong_penalty = _or(config.overlong_penalty, definition.overlong_penalty)
+    overlong_penalty = config.overlong.get("penalty", definition.overlong_penalty)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
     zero_signal_groups = _or(config.zero_signal_groups, definition.zero_signal_groups)
     _check_zero_signal(zero_signal_groups, config, overlong_penalty)
@@ -229,7 +230,7 @@ def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty
         "algorithm.kl.place=reward": config.kl.place == "reward" and treatment != "keep",
         "algorithm.kl.place=loss": config.kl.place == "loss" and treatment == "drop",
         f"algorithm.entropy_coef={config.entropy_coef}": config.entropy_coef > 0 and treatment == "drop",
-        f"algorithm.overlong_penalty={overlong_penalty}": overlong_penalty > 0 and treatment == "drop",
+        f"algorithm.overlong.penalty={overlong_penalty}": overlong_penalty > 0 and treatment == "drop",
     }
     if lost := [term for term, is_lost in terms.items() if is_lost]:
         raise ConfigError(
@@ -244,7 +245,7 @@ def _check_rewards_count(
     """Nothing is subtracted from rewards that the algorithm leaves out."""
     penalties = {
         "algorithm.kl.place=reward": config.kl.place == "reward",
-        f"algorithm.overlong_penalty={overlong_penalty}": overlong_penalty > 0,
+        f"algorithm.overlong.penalty={overlong_penalty}": overlong_penalty > 0,
     }
     lost = [penalty for penalty, is_set in penalties.items() if is_set]
     if options.get("reward_coef") == 0 and lost:
@@ -256,19 +257,24 @@ def _check_rewards_count(
 
 def _overlong_buffer(config: AlgorithmConfig, penalty: float, limit: int) -> int:
     """DAPO's buffer is a fifth of the limit (section 4.1: 4096 of 20480); others have to say theirs."""
-    buffer = config.overlong_buffer_tokens
+    buffer = config.overlong.get("buffer_tokens")
     if not penalty:
+        if buffer is not None:
+            raise ConfigError(
+                f"algorithm.overlong.buffer_tokens={buffer} has no effect in algorithm.name={config.name!r}: "
+                "there is no penalty without algorithm.overlong.penalty. Set that too, or leave it out."
+            )
         return 0
     if buffer is None and config.name == "dapo":
         buffer = max(1, limit // 5)
     if buffer is None:
         raise ConfigError(
-            f"algorithm.overlong_penalty={penalty} without algorithm.overlong_buffer_tokens, over which it "
+            f"algorithm.overlong.penalty={penalty} without algorithm.overlong.buffer_tokens, over which it "
             f"grows before the limit of {limit}: set {max(1, limit // 5)}, for example."
         )
     if not 1 <= buffer <= limit:
         raise ConfigError(
-            f"algorithm.overlong_buffer_tokens={buffer} has to be from 1 to "
+            f"algorithm.overlong.buffer_tokens={buffer} has to be from 1 to "
             f"rollout.max_response_tokens={limit}."
         )
     return buffer

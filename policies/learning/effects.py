@@ -47,7 +47,6 @@ def _effects(
     part = "that is part of the algorithm; algorithm.name=custom lets you choose"
     by_turn = "; it takes rewards at the turn that earned them as it is" if estimator.by_token else ""
     by_turn = " alone: it compares trajectories and turns as it is" if estimator.turns_by else by_turn
-    overlong = config.overlong_penalty if config.overlong_penalty is not None else definition.overlong_penalty
     return {
         "advantage": (custom, part),
         "loss": (custom, part),
@@ -68,5 +67,4 @@ def _effects(
             f"its estimator {definition.advantage} learns from groups whose members were all rewarded alike, "
             "too",
         ),
-        "overlong_buffer_tokens": (overlong > 0, "there is no penalty without algorithm.overlong_penalty"),
     }

@@ -88,12 +88,19 @@ class AlgorithmConfig:
     zero_signal_groups: str | None = setting(None, one_of=("keep", "drop", "refill"))
     """Groups whose members were all rewarded alike by the environment. keep: as in the papers' objectives.
     drop: fewer optimizer steps. refill: another task takes their place (DAPO's dynamic sampling)."""
-    overlong_penalty: float | None = setting(None, at_least=0)
-    """Most that is subtracted from the reward of a response that runs into its token limit (DAPO, eq. 13)."""
-    overlong_buffer_tokens: int | None = setting(None, at_least=1)
-    """Tokens before the limit over which that penalty grows from 0."""
+    overlong: dict[str, Any] = field(default_factory=dict)
+    """Penalty of a response that runs into its token limit (DAPO, eq. 13): {penalty: 1, buffer_tokens: 100}
+    subtracts at most 1 from its reward, growing from 0 over the last 100 tokens before the limit."""
     kl: KLConfig = field(default_factory=KLConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+
+
+@dataclass
+class OverlongConfig:
+    """Keys of ``algorithm.overlong``; for one that is left out, the named algorithm has a value."""
+
+    penalty: float = setting(0.0, at_least=0)
+    buffer_tokens: int = setting(1, at_least=1)
 
 
 @dataclass
@@ -125,11 +132,16 @@ def phase_optimizer(setting: str, given: Mapping[str, Any]) -> OptimizerConfig:
     Raises:
         ConfigError: an unknown name, or a value of the wrong type or out of bounds.
     """
-    known = {leaf.name: leaf for leaf in leaves(OptimizerConfig())}
+    check_keys(setting, given, OptimizerConfig())
+    return OptimizerConfig(**given)
+
+
+def check_keys(setting: str, given: Mapping[str, Any], declared: OptimizerConfig | OverlongConfig) -> None:
+    """Raise ``ConfigError`` for a key of ``given`` that is not ``declared``, or a value that is wrong."""
+    known = {leaf.name: leaf for leaf in leaves(declared)}
     for name, value in given.items():
         check_choice(setting, name, known)
         known[name].check(f"{setting}.{name}", value)
-    return OptimizerConfig(**given)
 
 
 @dataclass

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from environments.errors import ConfigError
 from launch.settings.compose import as_train_config, compose, field_names, recipe_names
 from launch.settings.tree import TrainConfig
 from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
+from launch.training.start import with_turns
+from launch.validation.resources import bundles_of, num_gpus
+from launch.validation.serving import check_colocation
 from launch.validation.settings import check_training_settings
 
 
@@ -116,7 +120,7 @@ def test_goal_may_be_any_number_of_updates_or_evaluations() -> None:
         ),
         (
             ["rollout.overlong_filter=true", "algorithm.name=dapo"],
-            r"masked_reasons=\[overlong\] .*overlong_penalty=1\.0.*one of the two",
+            r"masked_reasons=\[overlong\] .*overlong\.penalty=1\.0.*one of the two",
         ),
         (
             ["algorithm.credit=per_step", "rollout.max_steps=1"],
@@ -270,3 +274,48 @@ def test_readme_and_errors_agree_on_the_references_settings() -> None:
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))
     assert rows == REFERENCE_SETTINGS
     assert set(rows.values()) <= set(field_names())
+
+
+ON_GPU = ["learner.device=cuda", "server.engine.num_gpus=1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["rollout.max_staleness=1"],
+            r"max_staleness=1 rollouts go on then\. Set .*=0, or server\.colocated",
+        ),
+        (["evaluation.num_replicas=1"], r"evaluation\.num_replicas=1 adds engines .*Leave it out"),
+        (["server.max_replicas=2"], r"server\.max_replicas=2 adds engines"),
+        (["server.engine.name=scripted_engine:ScriptedEngine"], "cannot sleep. Give it the methods sleep"),
+        (ON_GPU[:1], r"device=cuda and server\.engine\.num_gpus=0 share no device\. Set .*num_gpus=1"),
+        (ON_GPU[1:], r"device=cpu and server\.engine\.num_gpus=1 share no device"),
+        ([*ON_GPU, "learner.num_workers=2"], r"num_workers=2, server\.num_replicas=1 .* the same number"),
+        ([*ON_GPU[:1], "server.engine.num_gpus=2"], r"server\.engine\.num_gpus=2\. .*and the last to 1"),
+        ([*ON_GPU, "algorithm.name=ppo"], r"critic of algorithm\.name=ppo .*Choose an algorithm without one"),
+    ],
+)
+def test_devices_that_cannot_be_shared_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_colocation(compose(["server.colocated=true", *overrides]))
+    check_colocation(compose(overrides))
+
+
+@pytest.mark.parametrize("number", [1, 2, 8, 32])
+def test_shared_gpu_is_reserved_once(number: int) -> None:
+    config = compose([*ON_GPU, f"learner.num_workers={number}", f"server.num_replicas={number}"])
+    assert num_gpus(config) == 2 * number
+    shared = replace(config, server=replace(config.server, colocated=True))
+    check_colocation(shared)
+    assert num_gpus(shared) == number
+    shares = [resources["GPU"] for resources, _ in bundles_of(shared) if resources.get("GPU")]
+    assert shares == [0.75] * number + [0.25] * number, "two ranks never fit on one GPU"
+
+
+def test_learner_and_engine_on_gpus_are_made_to_share_them() -> None:
+    shared = with_turns(compose(["server.colocated=true", *ON_GPU]))
+    assert shared.learner.verl["engine"] == {"param_offload": True, "optimizer_offload": True}
+    assert shared.server.engine.options["enable_sleep_mode"] is True
+    on_cpu = compose(["server.colocated=true"])
+    assert with_turns(on_cpu) == on_cpu

@@ -86,6 +86,8 @@ def test_run_folder_of_before_loads_without_a_warning(caplog: pytest.LogCaptureF
         ("algorithm.correction.mask_above=5", "algorithm.correction.mask_outside", [None, 5.0]),
         ("selection.min_reward=0.1", "selection.reward_range", [0.1, None]),
         ("selection.max_reward=0.9", "selection.reward_range", [None, 0.9]),
+        ("algorithm.overlong_penalty=0.5", "algorithm.overlong", {"penalty": 0.5}),
+        ("algorithm.overlong_buffer_tokens=9", "algorithm.overlong", {"buffer_tokens": 9}),
         ("rollout.overlong_filter=true", "selection.masked_reasons", ["overlong"]),
         ("rollout.overlong_filter=false", "selection.masked_reasons", []),
     ],

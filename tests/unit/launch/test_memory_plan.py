@@ -424,3 +424,24 @@ def test_row_of_the_page_fits_as_it_states(
     for part, stated in (("learner rank", rank_gb), ("Host memory", hosts_gb)):
         (planned,) = re.findall(rf"\n{part}: ([\d.]+) GB", text)
         assert float(planned) == pytest.approx(float(stated), abs=1)
+
+
+def test_cache_and_micro_batch_count_once_where_they_take_turns() -> None:
+    shape = ModelShape.of(SMOLLM2)
+    separate, shared = (
+        processes(config("rollout.max_staleness=0", f"server.colocated={each}"), shape)
+        for each in ("false", "true")
+    )
+    rank, replica = (
+        next(row for row in separate if row.name == name) for name in ("learner rank", "replica")
+    )
+    saved = sum(row.count * row.bytes for row in separate) - sum(row.count * row.bytes for row in shared)
+    assert saved == min(replica.cache, rank.activations + rank.logits) > 0
+
+
+def test_gpu_that_is_shared_holds_one_side_at_a_time() -> None:
+    given = ["learner.device=cuda", "server.engine.num_gpus=1", "server.colocated=true"]
+    text = plan_text(config(*given, HALVED, *LORA), ModelShape.of(QWEN3_600M), Devices.of("1x80"))
+    assert "are needed" not in text and "NOT FIT" not in text, text
+    host = process("learner rank on the host", QWEN3_600M, *given)
+    assert host.optimizer > 0, "the state waits there"

@@ -534,7 +534,7 @@ def test_dapo_penalizes_what_comes_near_the_limit() -> None:
         )
     ]
     settings = algorithm(
-        "dapo", overlong_penalty=2.0, overlong_buffer_tokens=4, options={"normalize_by_std": False}
+        "dapo", overlong={"penalty": 2.0, "buffer_tokens": 4}, options={"normalize_by_std": False}
     )
     shaped = np.array([1.0, 1.0, 1.0 - 2 * 0.25, 1.0 - 2 * 0.75, 1.0 - 2])
     found, metrics = assign_credit(groups, scored(groups), settings, 0.0)
@@ -554,7 +554,7 @@ def test_length_is_what_the_rollouts_limit_counts() -> None:
             trajectories=(trajectory("g/0", [(4, 0.0), (4, 0.0)]), trajectory("g/1", [(4, 0.0)])),
         )
     ]
-    settings = algorithm("dapo", overlong_buffer_tokens=4, options={"normalize_by_std": False})
+    settings = algorithm("dapo", overlong={"buffer_tokens": 4}, options={"normalize_by_std": False})
     _, metrics = assign_credit(groups, scored(groups), settings, 0.0)
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(0.25 / 2)
 
@@ -563,7 +563,7 @@ def test_rewritten_history_gives_no_tokens_back() -> None:
     """The budget of 12 is spent by 4 + 4 + 4 sampled tokens, though the last sequence has only 4 of them."""
     member = trajectory("g/0", [(4, 0.0)] * 3, rewrites=True)
     groups = [TrajectoryGroup(group_id="g", task={}, trajectories=(member, trajectory("g/1", [(4, 0.0)])))]
-    settings = algorithm("dapo", overlong_buffer_tokens=4, options={"normalize_by_std": False})
+    settings = algorithm("dapo", overlong={"buffer_tokens": 4}, options={"normalize_by_std": False})
     _, metrics = assign_credit(groups, scored(groups), settings, 0.0)
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(1 / 2)
 
@@ -577,7 +577,7 @@ def test_greedy_rollout_is_penalized_like_the_others() -> None:
             baseline=trajectory("g/greedy", [(12, 1.0)]),
         )
     ]
-    settings = algorithm("remax", overlong_penalty=1.0, overlong_buffer_tokens=4)
+    settings = algorithm("remax", overlong={"penalty": 1.0, "buffer_tokens": 4})
     assert_equal(credit(settings, groups), {"g/0": np.full(11, (1 - 0.75) - (1 - 1))})
 
 
