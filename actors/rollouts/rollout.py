@@ -77,6 +77,13 @@ class Pair:
     env_class: type[BaseEnv]
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
+    more_modules: tuple[str, ...] = ()
+    """Modules that agent and environment load when they play."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules that a process of several pairs imports once for all."""
+        return self.agent_class.__module__, self.env_class.__module__, *self.more_modules
 
     def make_agent(self) -> BaseAgent:
         """A new agent. Raises ``AgentError``."""
