@@ -60,9 +60,8 @@ class ChatToolCall(Body):
 
     def for_template(self) -> Message:
         """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
-        call = self.model_dump()
-        function = ToolCall.from_openai(call)
-        return {**call, "function": {"name": function.name, "arguments": function.arguments}}
+        function = ToolCall.from_openai({"function": vars(self.function)})
+        return {"id": self.id, "type": self.type, "function": vars(function)}
 
 
 class ChatMessage(Body):
@@ -97,7 +96,8 @@ class ChatMessage(Body):
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
-        message = self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        message = {name: value for name, value in given.items() if value is not None}
         if thoughts := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = thoughts
         message["role"] = "system" if self.role == "developer" else self.role
