@@ -97,7 +97,7 @@ class ChatMessage(Body):
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         given = {"name": self.name, "tool_call_id": self.tool_call_id}
-        message = {name: value for name, value in given.items() if value is not None}
+        message: Message = {name: value for name, value in given.items() if value is not None}
         if thoughts := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = thoughts
         message["role"] = "system" if self.role == "developer" else self.role
