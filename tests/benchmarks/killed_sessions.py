@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -41,7 +42,7 @@ NUM_SESSIONS, GROUP_SIZE, NUM_CALLS = 64, 8, 6
 MIDDLE = NUM_CALLS // 2
 """Number of the call after which programs wait for each other, so that all are open at the same time."""
 NOTES = "TROUPE_BENCHMARK_NOTES"
-"""Variable with the file into which a program writes its process's id and the number of each of its calls."""
+"""Variable with the file into which programs write their process's id and start, and the number of a call."""
 HOLD = ".hold"
 """End of the name of a file beside it: as long as that is there, programs wait in the middle."""
 MARK = "--a-program-of-killed-sessions"
@@ -49,9 +50,11 @@ PROGRAM = """
 import os, sys, time
 import openai
 
+start = time.time()
+
 def note(number):
     with open(os.environ["NOTES"], "a") as file:
-        print(os.getpid(), number, file=file)
+        print(os.getpid(), start, number, file=file)
 
 client, messages = openai.OpenAI(), []
 note(0)
@@ -80,26 +83,26 @@ def workload(seed: int) -> Workload:
     return Workload(rollout=solve, train_dataset=tasks, val_dataset=None)
 
 
-def open_sessions(notes: Path) -> int:
-    """Number of programs that wait in the middle."""
-    return sum(number == MIDDLE and psutil.pid_exists(pid) for pid, number in last_calls(notes).items())
-
-
-def last_calls(notes: Path) -> dict[int, int]:
-    """Number of the last call of each program by its process's id."""
+def last_calls(notes: Path) -> dict[tuple[int, str], int]:
+    """Number of the last call of each program, by its process's id and start."""
     lines = notes.read_text().splitlines() if notes.exists() else []
-    return {int(pid): int(number) for pid, number in map(str.split, lines)}
+    return {(int(pid), start): int(number) for pid, start, number in map(str.split, lines)}
 
 
-def wait_until(holds: Callable[[], bool], program: Program) -> float:
-    """Wait; return the seconds. Exits with the output where that takes too long, or the run has ended."""
-    start = time.monotonic()
+def num_open(notes: Path, before: int) -> int:
+    """Number of living programs that have made their call ``MIDDLE``, and not yet the call ``before``."""
+    calls = last_calls(notes).items()
+    return sum(MIDDLE <= number < before and psutil.pid_exists(pid) for (pid, _), number in calls)
+
+
+def wait_until(holds: Callable[[], bool], program: Program) -> None:
+    """Wait; exit with the output where that takes too long, or the run has ended."""
+    deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         program.family()
-        if not program.is_alive or time.monotonic() - start > WAIT_SECONDS:
+        if not program.is_alive or time.monotonic() > deadline:
             sys.exit("\n".join([*program.lines, "The run has ended, or stands still."]))
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def programs_left() -> int:
@@ -115,7 +118,7 @@ def main() -> None:
     parser.add_argument("--struck", default="actor,replica,driver", help="roles; one may come several times")
     struck = parser.parse_args().struck.split(",")
     title = f"{NUM_SESSIONS} open sessions of {NUM_CALLS} calls, and a SIGKILL in the middle of them"
-    report = Report(title, ("killed", "update", "open sessions", "the run", "seconds to the next update"))
+    report = Report(title, ("killed", "update", "open", "the run", "seconds to the next update"))
     with tempfile.TemporaryDirectory() as temporary:
         folder, notes = Path(temporary, "run"), Path(temporary, "notes")
         hold = notes.with_suffix(HOLD)
@@ -140,23 +143,22 @@ def main() -> None:
 
         program = start()
         try:
-            for number, role in enumerate(struck):
-                wait_until(lambda number=number: steps(folder) == number, program)  # type: ignore[misc]
-                wait_until(lambda: open_sessions(notes) == NUM_SESSIONS, program)
+            for update, role in enumerate(struck, 1):
+                wait_until(lambda: num_open(notes, MIDDLE + 1) >= NUM_SESSIONS, program)
                 hold.unlink()
                 time.sleep(CALLS_SECONDS)
+                count = num_open(notes, NUM_CALLS)
                 send_signal(role, SIGKILL, program.process.pid, random.Random(0))
                 moment = time.monotonic()
                 if role == "driver":
                     program.wait(WAIT_SECONDS)
                     program.end()
                     program = start()
-                wait_until(lambda number=number: steps(folder) > number, program)  # type: ignore[misc]
-                if number + 1 < len(struck):
-                    hold.touch()
+                wait_until(partial(is_made, folder, update), program)
+                hold.touch()
                 outcome = "is resumed" if role == "driver" else "goes on"
-                seconds = f"{time.monotonic() - moment:.1f}"
-                report.add(role, str(number + 1), str(NUM_SESSIONS), outcome, seconds)
+                report.add(role, str(update), str(count), outcome, f"{time.monotonic() - moment:.1f}")
+            hold.unlink()
             program.wait(WAIT_SECONDS)
         finally:
             program.end()
@@ -170,9 +172,9 @@ def main() -> None:
     sys.exit(bool(faults or left))
 
 
-def steps(folder: Path) -> int:
-    """Number of updates that the run has made."""
-    return len(read_consumed_log(folder)) if folder.exists() else 0
+def is_made(folder: Path, update: int) -> bool:
+    """Whether the run has made an update."""
+    return len(read_consumed_log(folder)) >= update
 
 
 def result(folder: Path, num_updates: int) -> list[str]:

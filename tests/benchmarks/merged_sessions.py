@@ -1,6 +1,6 @@
 """Tokens and updates to train on 64 sessions: their calls merged into sequences, against one sample a call.
 
-    python tests/benchmarks/merged_sessions.py [--frameworks] [--seconds 4]
+    python tests/benchmarks/merged_sessions.py [--frameworks] [--seconds 2]
 
 Sessions of OpenAI's client over the gateway, as rollout actors play them, with a scripted policy behind the
 chat template of Qwen3, which leaves thoughts out once a user has spoken again: tool loops, several questions
@@ -244,20 +244,23 @@ def credited(samples: Samples) -> Samples:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--frameworks", action="store_true", help="play 20 of the sessions by frameworks")
-    parser.add_argument("--seconds", type=int, default=4, help="sessions of the update that is measured")
+    parser.add_argument("--frameworks", action="store_true", help="play 10 of the sessions by frameworks")
+    parser.add_argument(
+        "--seconds", type=int, default=2, help="sessions of the update that is measured; or 0"
+    )
     arguments = parser.parse_args()
-    programs = dict(PROGRAMS)
+    programs, names = dict(PROGRAMS), list[str]()
     if arguments.frameworks:
         from outside_packages import environment_with
 
         python = environment_with(repository.ROOT / "tests" / "outside_programs.txt")
         programs |= {name: partial(framework, name, python) for name in FRAMEWORKS}
+        names = [*FRAMEWORKS] * 2
+    names += [*PROGRAMS] * (NUM_SESSIONS // len(PROGRAMS))
     sessions: defaultdict[str, list[Trajectory]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         policy = Policy(Path(folder), random.Random(0))
-        for number in range(NUM_SESSIONS):
-            name = list(programs)[number % len(programs)]
+        for number, name in enumerate(names[:NUM_SESSIONS]):
             sessions[name].append(played(name, programs[name], policy, number))
             print(".", end="", flush=True)
     every = [each for played in sessions.values() for each in played]
