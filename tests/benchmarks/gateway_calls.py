@@ -2,16 +2,16 @@
 
     python tests/benchmarks/gateway_calls.py [--sessions 64] [--calls 8]
 
-The same conversations, with a tool and their whole history in each call, in four ways, at the same pace:
+The same conversations of OpenAI's client, with a tool and their whole history in each call, at the same pace:
 
-    sampler          a caller in a Ray actor calls the sampling actor with the messages
-    agent            the same by ``run_rollout``, with an agent and an environment, as rollout actors play
-    gateway          the same by a rollout function, whose program, OpenAI's client, lives in another process
-    policy server    OpenAI's client calls the policy server, by Serve's proxy
+    edge             a server of the same libraries has its answer: HTTP alone
+    sampler          the same server calls the sampling actor, with the messages of the agent of a rollout
+    gateway          a rollout function's calls, which ``run_rollout`` samples
+    policy server    the policy server, by Serve's proxy
 
-The engine is scripted. `edge` is the caller's process where a server of the same libraries answers the client
-with a text that it has: HTTP alone. `ours` is the caller's process without it, and the sampling actor's: all
-that a call runs behind the HTTP edge, with Ray's part of it.
+The engine is scripted. `caller` is the process with the first three of these, as a rollout actor's is. `ours`
+is its CPU time beyond that of `edge`, and the sampling actor's: all that a call runs behind HTTP, with Ray's
+part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,15 +43,13 @@ from actors.gateway.function import pair_of
 from actors.gateway.server import application, listen
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
-from environments.base import BaseEnv
 from environments.types import Completion, Message
-from policies import ToolAgent
 from policies.agents.parsers import get_tool_parser
 from policies.gateway.answers import completion_of, message_of
 from policies.sampler import SampleRequest, Turn
@@ -75,27 +73,15 @@ REPLY = f"{WORDS[:200]}\n{CALL}"
 QUESTION, RESULT, PROMPT = WORDS[:300], WORDS[:200], WORDS[:600]
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "calculator", "parameters": PARAMETERS}}]
-AGENT = {"system_prompt": PROMPT, "tools": ["calculator"], "tools_in": "template"}
 BEGINNING: list[Message] = [{"role": "system", "content": PROMPT}, {"role": "user", "content": QUESTION}]
-
-
-class ResultsEnv(BaseEnv):
-    """Answers each call of a tool with the same text, until ``num_calls`` answers of the policy are there."""
-
-    def __init__(self, num_calls: int) -> None:
-        self._num_left = num_calls
-
-    @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> ResultsEnv:
-        return cls(info["num_calls"])
-
-    def reset(self) -> tuple[Any, dict[str, Any]]:
-        return {"question": QUESTION}, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        self._num_left -= 1
-        time.sleep(PAUSE_SECONDS)
-        return {"tool_outputs": {call["id"]: RESULT for call in action}}, 0.0, not self._num_left, {}
+ANSWER = {
+    "id": "0",
+    "message": message_of(REPLY, [], get_tool_parser("qwen"), 0),
+    "finish_reason": "tool_calls",
+    "usage": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 1),
+    "policy_version": 0,
+}
+COMPLETION = completion_of(ANSWER, "policy")
 
 
 @ray.remote(num_cpus=0)
@@ -122,36 +108,44 @@ class Caller:
     """A process as a rollout actor's, which plays sessions."""
 
     def __init__(self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle) -> None:
-        self._sampler, self._program, self._edge = sampler, program, edge()
-        self._ways = {
-            "sampler": self._call_sampler,
-            "agent": partial(self._play, Pair(agent_class=ToolAgent, env_class=ResultsEnv, agent_args=AGENT)),
-            "gateway": partial(self._play, pair_of(None, None, self._solve, {}, {})),
-            "edge": self._call_edge,
-        }
+        self._sampler, self._program = sampler, program
+        self._edge, self._direct = served(self._answer_at_once), served(self._answer_directly)
+        self._turns: dict[str, Turn] = {}
+        """The last turn of each conversation that calls the sampler."""
 
     def play(self, way: str, num_sessions: int, num_calls: int) -> None:
         """Play sessions in one of the ways."""
+        ways = {
+            "edge": self._converse(self._edge),
+            "sampler": self._converse(self._direct),
+            "gateway": self._play,
+        }
         with ThreadPoolExecutor(IN_FLIGHT) as threads:
-            list(threads.map(partial(self._ways[way], num_calls), range(num_sessions)))
+            list(threads.map(partial(ways[way], num_calls), range(num_sessions)))
 
-    def _sample(self, request: SampleRequest) -> Completion:
-        completion: Completion = ray.get(self._sampler.sample.remote(request))
-        return completion
+    def _converse(self, url: str) -> Callable[[int, int], None]:
+        def converse(num_calls: int, number: int) -> None:
+            ray.get(self._program.converse.remote(url, os.urandom(8).hex(), num_calls))
 
-    def _call_sampler(self, num_calls: int, number: int) -> None:
-        messages, previous = list(BEGINNING), None
-        for _ in range(num_calls):
-            time.sleep(PAUSE_SECONDS)
-            request = SampleRequest(
-                messages=messages, previous=previous, tools=TOOLS, session_id=os.urandom(8).hex()
-            )
-            completion = self._sample(request)
-            previous = Turn(messages=messages, completion=completion, tools=TOOLS)
-            answer = {"role": "assistant", "content": completion.text}
-            messages = [*messages, answer, {"role": "tool", "content": RESULT, "tool_call_id": "call_0"}]
+        return converse
 
-    def _play(self, pair: Pair, num_calls: int, number: int) -> None:
+    async def _answer_at_once(self, request: Request) -> Response:
+        await request.body()
+        return JSONResponse(COMPLETION)
+
+    async def _answer_directly(self, request: Request) -> Response:
+        body, session = await request.json(), request.headers["authorization"]
+        messages, turn = BEGINNING, self._turns.get(session)
+        if turn is not None:
+            answer = {"role": "assistant", "content": turn.completion.text}
+            messages = [*turn.messages, answer, body["messages"][-1]]
+        sampled = SampleRequest(messages=messages, previous=turn, tools=TOOLS, session_id=session)
+        completion = await self._sampler.sample.remote(sampled)
+        self._turns[session] = Turn(messages=messages, completion=completion, tools=TOOLS)
+        return JSONResponse(COMPLETION)
+
+    def _play(self, num_calls: int, number: int) -> None:
+        pair = pair_of(None, None, self._solve, {}, {})
         task = {"num_calls": num_calls}
         request = RolloutRequest(rollout_id=os.urandom(8).hex(), group_id="a", task=task)
         limits = RolloutLimits(max_steps=num_calls + 1, max_response_tokens=10**6)
@@ -160,27 +154,19 @@ class Caller:
         env.close()
         assert len(trajectory.steps) == num_calls and trajectory.steps[-1].done, trajectory
 
+    def _sample(self, request: SampleRequest) -> Completion:
+        completion: Completion = ray.get(self._sampler.sample.remote(request))
+        return completion
+
     def _solve(self, task: dict[str, Any], client: PolicyClient) -> float:
         ray.get(self._program.converse.remote(client.base_url, client.api_key, task["num_calls"]))
         return 1.0
 
-    def _call_edge(self, num_calls: int, number: int) -> None:
-        ray.get(self._program.converse.remote(self._edge, "none", num_calls))
 
-
-def edge() -> str:
-    """The address of a server that does nothing but HTTP: it reads each request, and answers with a text."""
-    message = message_of(REPLY, [], get_tool_parser("qwen"), 0)
-    answer = {"id": "0", "message": message, "finish_reason": "tool_calls", "policy_version": 0}
-    usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 1)
-    completion = completion_of({**answer, "usage": usage}, "policy")
-
-    async def answer_at_once(request: Request) -> Response:
-        await request.body()
-        return JSONResponse(completion)
-
-    path = "/v1/chat/completions"
-    return f"{listen(application([Route(path, answer_at_once, methods=['POST'])]), '127.0.0.1').url}/v1"
+def served(answer: Callable[[Request], Awaitable[Response]]) -> str:
+    """The address of a server that answers so."""
+    app = application([Route("/v1/chat/completions", answer, methods=["POST"])])
+    return f"{listen(app, '127.0.0.1').url}/v1"
 
 
 def main() -> None:
@@ -223,7 +209,7 @@ def main() -> None:
         def play(way: str, num_sessions: int, num_calls: int) -> None:
             ray.get(caller.play.remote(way, num_sessions, num_calls))
 
-        ways = {way: partial(play, way) for way in ("sampler", "agent", "gateway", "edge")}
+        ways = {way: partial(play, way) for way in ("edge", "sampler", "gateway")}
         ways["policy server"] = policy_server
         costs = {way: measured(run, given.sessions, given.calls, given.rounds) for way, run in ways.items()}
         app.stop()
@@ -259,15 +245,14 @@ def cpu_seconds() -> dict[str, float]:
 def show(costs: dict[str, dict[str, float]]) -> None:
     """Print the table and the ratios."""
     report = Report("CPU milliseconds of a call", ("way", *PROCESSES, "ours", "of the sampler's"))
-    edge_cost = costs["edge"]["caller"]
+    edge = costs["edge"]
     ours = {
-        way: each["caller"] + each["sampling actor"] - edge_cost * (way == "gateway")
-        for way, each in costs.items()
+        way: costs[way]["caller"] - edge["caller"] + costs[way]["sampling actor"]
+        for way in ("sampler", "gateway")
     }
     for way, each in costs.items():
-        own = [f"{ours[way]:.2f}", f"{ours[way] / ours['sampler']:.2f}"]
-        cells = own if way in ("sampler", "agent", "gateway") else ["", ""]
-        report.add(way, *(f"{each[name]:.2f}" for name in PROCESSES), *cells)
+        own = [f"{ours[way]:.2f}", f"{ours[way] / ours['sampler']:.2f}"] if way in ours else ["", ""]
+        report.add(way, *(f"{each[name]:.2f}" for name in PROCESSES), *own)
     report.print()
 
 
