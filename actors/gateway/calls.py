@@ -51,7 +51,7 @@ class ProgramCalls:
     def take(self, call: PolicyCall) -> WaitingCall:
         """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
         self._moved = time.monotonic()
-        if abandoned := self._abandoned.get(call.digest):
+        if self._abandoned and (abandoned := self._abandoned.get(call.digest)):
             return abandoned.popleft()
         waiting = self._newest = WaitingCall(call)
         waiting.answer.add_done_callback(self._note_answer)

@@ -40,6 +40,8 @@ Reward = float | RewardOutput | Sequence[float]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
 """Solves a task with the policy that its client reaches, and returns the reward: of all, or of each call."""
 
+MODULES = ("actors.gateway.server", "uvicorn.protocols.http.auto", "uvloop")
+"""Modules that a process loads with its first rollout of a function."""
 END_SECONDS = 30.0
 """Seconds that a function has to return its reward when a limit has ended its rollout."""
 
@@ -351,6 +353,7 @@ def pair_of(
         env_class=FunctionEnv,
         agent_args=dict(agent_args),
         env_args={**agent_args, **env_args, "rollout": rollout},
+        more_modules=(*MODULES, rollout.__module__),
     )
 
 

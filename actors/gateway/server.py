@@ -219,7 +219,9 @@ def listen(app: Starlette, host: str, port: int = 0) -> Listener:
     for option, value in KEEP_ALIVE.items():  # connections inherit them
         listening.setsockopt(*option, value)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app, ws="none", log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)
     thread.start()

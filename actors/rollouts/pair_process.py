@@ -50,16 +50,15 @@ class Zygote:
     """The process from which the processes of pairs are forked. It ends with this one, and they with it.
 
     Args:
-        pair: the modules of its classes are imported there, once for all.
+        pair: its modules are imported there, once for all.
 
     Raises:
         RuntimeError: importing them fails, or starts threads.
     """
 
     def __init__(self, pair: Pair) -> None:
-        self._modules = [each.__module__ for each in (pair.agent_class, pair.env_class)]
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), *self._modules]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), *pair.modules]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", START, *arguments],
@@ -72,7 +71,7 @@ class Zygote:
             line = control.readline()
         if error := json.loads(line or b'"it was killed"'):
             self.end()
-            raise RuntimeError(f"{' and '.join(self._modules)} cannot be used by forked processes: {error}")
+            raise RuntimeError(f"{' and '.join(pair.modules)} cannot be used by forked processes: {error}")
 
     @property
     def is_alive(self) -> bool:

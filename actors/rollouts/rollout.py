@@ -77,6 +77,13 @@ class Pair:
     env_class: type[BaseEnv]
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
+    more_modules: tuple[str, ...] = ()
+    """Modules that agent and environment load when they play."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules that a process of several pairs imports once for all."""
+        return self.agent_class.__module__, self.env_class.__module__, *self.more_modules
 
     def make_agent(self) -> BaseAgent:
         """A new agent. Raises ``AgentError``."""
@@ -309,14 +316,14 @@ class PastTurns:
         """The latest turn whose messages and answer ``messages`` begin with, else the last one.
 
         Beside it the same messages, as objects of that turn as far as it has them: so the history of all
-        turns is in memory once.
+        turns is in memory once. Others are copied, since many agents hand out a list that they go on with.
         """
         for turn in reversed(self._turns):
             count = len(turn.messages)
             goes_on = count < len(messages) and _holds(messages[count], turn.completion)
             if goes_on and messages[:count] == turn.messages:
-                return turn, [*turn.messages, *messages[count:]]
-        return (self._turns[-1] if self._turns else None), messages
+                return turn, [*turn.messages, *copy.deepcopy(messages[count:])]
+        return (self._turns[-1] if self._turns else None), copy.deepcopy(messages)
 
 
 def _holds(message: Message, completion: Completion) -> bool:
@@ -409,10 +416,9 @@ def _request(
     request: RolloutRequest, agent: BaseAgent, turn: int, past: PastTurns, budget: TokenBudget
 ) -> SampleRequest:
     with in_agent(agent, "chat_completions"):
-        messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
+        previous, messages = past.before(agent.chat_completions)
         tools = agent.tool_schemas
         own = {"max_tokens": budget.max_tokens, **agent.sampling}
-    previous, messages = past.before(messages)
     if previous is not None:
         budget.go_on_from(previous)
     seed = None if request.seed is None else request.seed + turn

@@ -211,5 +211,4 @@ def _with_whole_numbers(arguments: Json) -> Any:
     return json.loads(json.dumps(arguments), parse_float=read)
 
 
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+_key = json.JSONEncoder(sort_keys=True).encode

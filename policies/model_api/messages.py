@@ -53,10 +53,14 @@ class ChatToolCall(Body):
     @model_validator(mode="after")
     def _check_arguments(self) -> ChatToolCall:
         try:
-            call_for_template(self.model_dump())
+            self.for_template()
         except ValueError as error:
             raise ValueError(f"in the call {self.id!r} {error}") from error
         return self
+
+    def for_template(self) -> Message:
+        """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
+        return call_for_template({**vars(self), "function": vars(self.function)})
 
 
 class ChatMessage(Body):
@@ -91,12 +95,13 @@ class ChatMessage(Body):
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
-        message = self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        message: Message = {name: value for name, value in given.items() if value is not None}
         if thoughts := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = thoughts
         message["role"] = "system" if self.role == "developer" else self.role
         if self.tool_calls:
-            message["tool_calls"] = [call_for_template(call.model_dump()) for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return {**message, "content": content}
 
 

@@ -17,6 +17,8 @@ import pytest
 from machine import is_running, wait_until
 from scripted_judge import judged, serving, verdict
 
+from actors.gateway.client import PolicyClient
+from actors.gateway.function import pair_of
 from actors.rollouts.journal import Journal
 from actors.rollouts.pair_process import PairProcess, Zygote
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -235,6 +237,18 @@ def test_module_that_starts_a_thread_is_named(tmp_path: Path, monkeypatch: pytes
     environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
     with pytest.raises(RuntimeError, match=r"game and threaded_world cannot .* has started 1 thread\(s\)"):
         Zygote(Pair(agent_class=GameAgent, env_class=environment))
+
+
+def solve(task: dict[str, Any], client: PolicyClient) -> float:
+    return 1.0
+
+
+def test_pairs_of_a_function_share_the_modules_of_the_gateway() -> None:
+    """A session would load them anew, and have 16 MB of its own for them."""
+    zygote = Zygote(pair_of(None, None, solve, {}, {}))
+    loaded = Path(f"/proc/{zygote._process.pid}/maps").read_text()
+    zygote.end()
+    assert "/httptools/" in loaded and "/pydantic_core/" in loaded and "/ray/" not in loaded
 
 
 def test_judge_in_a_forked_pair_gives_a_verdict_or_a_failure() -> None:
