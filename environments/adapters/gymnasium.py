@@ -81,7 +81,7 @@ class GymnasiumEnvironment(WorldEnvironment):
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         try:
             observation, info = self._env.reset(seed=self._seed)
-        except foreign("gymnasium.error", "gymnasium").DependencyNotInstalled as error:  # only now
+        except (foreign("gymnasium.error", "gymnasium").DependencyNotInstalled, OSError) as error:  # only now
             raise ConfigError(f"Gymnasium cannot begin {self._env.spec.id!r}: {error}") from error
         self._is_solved = is_solved(self._env, 0.0, info)
         self._steps_left = float("inf") if self.max_steps is None else self.max_steps

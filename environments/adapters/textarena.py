@@ -258,7 +258,7 @@ def _playable_here(env_id: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise ConfigError(f"TextArena cannot make {env_id}: {error!r}") from error
+        raise ConfigError(f"TextArena cannot make {env_id}: {type(error).__name__}: {error}") from error
     except LookupError as error:
         names = sorted(wanted.union(re.findall(r"nltk\.download\('(\w+)'\)", str(error))))
         if not names:
