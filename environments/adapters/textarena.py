@@ -96,7 +96,7 @@ class TextArenaEnvironment(WorldEnvironment):
                 if self._num_players == 1 and isinstance(self._game.state, several):  # it would never end
                     raise ValueError("it is for several players")
             except (AssertionError, ValueError) as error:  # that is how TextArena counts the players
-                if "player" not in str(error):
+                if "player" not in str(error).lower():
                     raise
                 raise ConfigError(
                     f"{self._env_id} is no game for {self._num_players}: {error}. "

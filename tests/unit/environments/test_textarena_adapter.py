@@ -200,10 +200,13 @@ def test_bad_arguments_are_refused(arguments, message):
 
 @pytest.mark.parametrize(
     ("env_id", "opponent"),
-    [("TicTacToe-v0", None), ("TowerOfHanoi-v0", str), ("Golf-v0", None), ("PublicGoodsGame-v0", None)],
+    [
+        *(("TicTacToe-v0", None), ("TowerOfHanoi-v0", str), ("Golf-v0", None)),
+        *(("SecretMafia-v0", str), ("PublicGoodsGame-v0", None)),
+    ],
 )
 def test_wrong_number_of_players_is_refused(env_id, opponent):
-    with pytest.raises(ConfigError, match=r"is no game for \d: .*player"):
+    with pytest.raises(ConfigError, match=r"is no game for \d: .*[Pp]layer"):
         TextArenaEnvironment(env_id, opponent=opponent).reset()
 
 
