@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from environments.adapters import foreign, unknown
-from environments.adapters.gymnasium_text import is_of_minigrid, render
+from environments.adapters.gymnasium_text import holds_picture, is_of_minigrid, render
 from environments.base import WorldEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
@@ -70,14 +70,17 @@ class GymnasiumEnvironment(WorldEnvironment):
         self._seed = seed
         self._env = _make(env_id, make_args or {}, pictures=describe is None)
         self._describe = describe or render
-        self._space = _readable_space(self._env, env_id, parse)
+        self._space = _readable_space(self._env, env_id, parse, describe)
         self._names = _names(self._space, action_names)
         self._parse = parse or self._read_action
         self._steps_left: float = 0
         self._is_solved: bool | None = None
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
-        observation, info = self._env.reset(seed=self._seed)
+        try:
+            observation, info = self._env.reset(seed=self._seed)
+        except (foreign("gymnasium.error", "gymnasium").DependencyNotInstalled, OSError) as error:  # only now
+            raise ConfigError(f"Gymnasium cannot begin {self._env.spec.id!r}: {error}") from error
         self._is_solved = is_solved(self._env, 0.0, info)
         self._steps_left = float("inf") if self.max_steps is None else self.max_steps
         parts = [self.instructions, self._describe(observation, self._env), self._choices()]
@@ -190,8 +193,14 @@ def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:
         raise ConfigError(f"Gymnasium cannot make {env_id!r} with {make_args}: {error}") from error
 
 
-def _readable_space(env: Any, env_id: str, parse: Parse | None) -> Any:
+def _readable_space(env: Any, env_id: str, parse: Parse | None, describe: Describe | None) -> Any:
     spaces = foreign("gymnasium.spaces", "gymnasium")
+    if describe is None and env.render_mode != "ansi" and holds_picture(env.observation_space):
+        env.close()
+        raise ConfigError(
+            f"{env_id} shows pictures, {env.observation_space}, whose numbers tell a model nothing: pass "
+            "describe=, a function that turns an observation into text."
+        )
     if parse is None and not isinstance(env.action_space, spaces.Discrete | spaces.Text):
         env.close()
         raise ConfigError(

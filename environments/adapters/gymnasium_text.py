@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from environments.adapters import foreign
 
+LEAST_PICTURE = 64 * 64
+"""Bytes in rows from which on they are a picture, and no board that a model could read."""
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
 """A terminal's code for the colour of the text behind it."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -24,6 +27,15 @@ def render(observation: Any, env: Any) -> str:
     if is_of_minigrid(env) and env.observation_space == env.unwrapped.observation_space:
         return view_in_words(observation)
     return in_words(observation)
+
+
+def holds_picture(space: Any) -> bool:
+    """Return whether an observation of ``space`` has a part with the bytes of a picture."""
+    spaces = foreign("gymnasium.spaces", "gymnasium")
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(holds_picture, space.values() if isinstance(space, spaces.Dict) else space))
+    shape = space.shape or ()
+    return str(space.dtype) == "uint8" and len(shape) > 1 and math.prod(shape) >= LEAST_PICTURE
 
 
 def is_of_minigrid(env: Any) -> bool:

@@ -9,6 +9,8 @@ import logging
 import math
 import os
 import pickle
+import random
+import threading
 from typing import Any
 
 from environments.adapters import foreign, unknown
@@ -28,6 +30,7 @@ TIME_LIMIT_SECONDS = 10.0
 FULL_SCORE = 1 - 1e-9
 """Some verifiers add up the shares of a right answer, which makes a little less than 1."""
 _SETUP_SECONDS = 120.0  # for a dataset in the verifier's process; most take none
+_drawing = threading.Lock()
 _NO_DATA = (
     "The answer has not the form that the question asks for. The verifier, which would run it as a program, "
     "was given an empty answer instead."
@@ -71,7 +74,7 @@ class ReasoningGymEnvironment(WorldEnvironment):
             raise ConfigError(f"index={index} is not in {name!r} of size={size}: use 0 to {size - 1}.")
         self._name = name
         self._dataset = (name, seed, size, json.dumps(config or {}, sort_keys=True))
-        self._entry = _dataset(*self._dataset)[index]
+        self._entry = _entry(self._dataset, index)
         self._reward: float | None = None
         if question is not None and question != self._entry["question"]:
             raise DatasetError(
@@ -126,9 +129,10 @@ def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any)
     Raises:
         ConfigError: there is no such dataset, or ``config`` is invalid.
     """
-    entries = _dataset(name, seed, num_tasks, json.dumps(config, sort_keys=True))
+    dataset = (name, seed, num_tasks, json.dumps(config, sort_keys=True))
     values = {"name": name, "seed": seed, "size": num_tasks, "config": config}
-    questions = (entries[index]["question"] for index in range(num_tasks))
+    _dataset(*dataset)  # raises, also where no task is wanted
+    questions = (_entry(dataset, index)["question"] for index in range(num_tasks))
     rows = [{"question": each, "index": index, **values} for index, each in enumerate(questions)]
     return Dataset(rows, name=name)
 
@@ -139,6 +143,18 @@ def answer_in(text: str) -> str:
     tagged = foreign("reasoning_gym.utils", "reasoning-gym").extract_answer(answer)
     boxed = last_boxed(answer)
     return str(tagged if tagged is not None else boxed if boxed is not None else answer).strip()
+
+
+def _entry(dataset: tuple[str, int, int, str], index: int) -> Any:
+    """An entry, the same each time: list_functions draws some from Python's global generator."""
+    entries = _dataset(*dataset)
+    with _drawing:
+        state = random.getstate()
+        random.seed(f"{dataset[1]} {index}")
+        try:
+            return entries[index]
+        finally:
+            random.setstate(state)
 
 
 @functools.lru_cache(maxsize=16)

@@ -92,12 +92,18 @@ class TextArenaEnvironment(WorldEnvironment):
         with _playable_here(self._env_id):
             try:
                 self._game.reset(num_players=self._num_players, seed=self._seed)
-            except AssertionError as error:  # that is how TextArena counts the players
+                several = foreign("textarena", "textarena").FFAMultiPlayerState
+                if self._num_players == 1 and isinstance(self._game.state, several):  # it would never end
+                    raise ValueError("it is for several players")
+            except (AssertionError, ValueError) as error:  # that is how TextArena counts the players
+                if "player" not in str(error).lower():
+                    raise
                 raise ConfigError(
                     f"{self._env_id} is no game for {self._num_players}: {error}. "
                     "Give an opponent to a game for two, none to a game for one, and TextArenaSelfPlay the "
                     "num_players of its game."
                 ) from error
+            self._game.get_observation()  # some wrappers ask a game for what it does not show
         self._shown, self._is_won, self._done = {}, False, False
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
@@ -142,8 +148,11 @@ class TextArenaEnvironment(WorldEnvironment):
         rewards, games = self._game.close()
         if rewards is None or self.player not in rewards:
             raise EnvironmentFailure(f"{self._env_id} ended without a reward for player {self.player}.")
-        self._is_won = _is_won(rewards, self.player)
         reason = str(games.get(self.player, {}).get("reason", ""))
+        if isinstance(rewards[self.player], str):  # three games of 0.7.4 exchange them at an invalid move
+            number = reason.removeprefix("Invalid Move: ")
+            rewards, reason = {self.player: float(number)}, rewards[self.player]
+        self._is_won = _is_won(rewards, self.player)
         info = {"rewards": {str(player): float(reward) for player, reward in rewards.items()}}
         return reason, float(rewards[self.player]), True, {**info, "reason": reason}
 
@@ -228,7 +237,11 @@ def _make(env_id: str, game_args: dict[str, Any]) -> Any:
     if env_id not in games:
         raise unknown("TextArena game", env_id, games)
     with _playable_here(env_id):
-        return textarena.make(env_id, **game_args)
+        game = textarena.make(env_id, **game_args)
+    wrappers = games[env_id].default_wrappers or ()
+    if any(issubclass(wrapper, textarena.core.ObservationWrapper) for wrapper in wrappers):
+        return game
+    return textarena.wrappers.LLMObservationWrapper(game)  # else it shows parts of a conversation, no text
 
 
 @contextmanager
@@ -244,6 +257,8 @@ def _playable_here(env_id: str) -> Iterator[None]:
     download, nltk.download = nltk.download, note
     try:
         yield
+    except (ImportError, OSError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise ConfigError(f"TextArena cannot make {env_id}: {type(error).__name__}: {error}") from error
     except LookupError as error:
         names = sorted(wanted.union(re.findall(r"nltk\.download\('(\w+)'\)", str(error))))
         if not names:
@@ -254,7 +269,5 @@ def _playable_here(env_id: str) -> Iterator[None]:
         ) from error
     except SyntaxError as error:  # some games of 0.7.4 are written for Python 3.12
         raise ConfigError(f"{env_id} cannot be loaded by this version of Python: {error}.") from error
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"TextArena cannot make {env_id}: {error}") from error
     finally:
         nltk.download = download

@@ -132,7 +132,10 @@ def verifiers_tasks(config: dict[str, Any] | str, num_tasks: int | None = None) 
     world, _ = _world(_canonical(config))
     if num_tasks is None and not world.taskset.bounded:
         raise ConfigError(f"The taskset of {config!r} is infinite: say how many with num_tasks.")
-    tasks = world.taskset if num_tasks is None else world.taskset.take(num_tasks)
+    try:
+        tasks = list(world.taskset if num_tasks is None else world.taskset.take(num_tasks))
+    except Exception as error:
+        raise ConfigError(f"verifiers cannot load the tasks of {config!r}: {_described(error)}") from error
     rows = []
     for task in tasks:
         data = task.data.model_dump(mode="json", exclude_none=True)

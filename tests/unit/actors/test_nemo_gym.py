@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ TASK = {
 class CounterServer(BaseHTTPRequestHandler):
     """A counter for each session, which is a cookie; the reward is 1 if it ends at ``expected``."""
 
+    numbers: Iterator[int]
     counters: dict[str, int]
     verified: list[dict[str, Any]]
 
@@ -39,7 +42,7 @@ class CounterServer(BaseHTTPRequestHandler):
         session = self.headers.get("cookie", "").removeprefix("session=")
         match self.path:
             case "/seed_session" if "initial" in body:
-                session = str(len(self.counters))
+                session = str(next(self.numbers))
                 self.counters[session] = body["initial"]
                 self.answer(200, {}, f"session={session}; path=/")
             case "/increment":
@@ -67,7 +70,7 @@ class CounterServer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    CounterServer.counters, CounterServer.verified = {}, []
+    CounterServer.numbers, CounterServer.counters, CounterServer.verified = itertools.count(), {}, []
     with ThreadingHTTPServer(("127.0.0.1", 0), CounterServer) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}"
@@ -145,6 +148,17 @@ def test_server_that_cannot_judge_is_a_failure(server: str, task: dict[str, Any]
     params = {"responses_create_params": TASK["responses_create_params"]}
     with pytest.raises(EnvironmentFailure, match=word):
         play(NemoGymRollout(server), lambda messages: "Done.", task={**params, **task})
+
+
+def test_32_sessions_are_judged_apart(server: str) -> None:
+    def reward(by: int) -> float:
+        left = iter([call("increment", by=by), "Done."])
+        task = {**TASK, "expected": 3 + by}
+        return play(NemoGymRollout(server), lambda messages: next(left), task=task).reward
+
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(reward, range(32))) == [1.0] * 32
+    assert sorted(CounterServer.counters.values()) == [3 + by for by in range(32)]
 
 
 def test_server_that_is_gone_is_a_failure() -> None:

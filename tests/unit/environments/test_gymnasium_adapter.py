@@ -259,6 +259,26 @@ def test_environment_of_another_package_names_its_module():
         GymnasiumEnvironment("MiniGrid-Empty-5x5-v0")
 
 
+class Filmed(Mission):
+    """Shows a picture among other things, and needs a package that is not there once it begins."""
+
+    observation_space = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Dict({"image": gymnasium.spaces.Box(0, 255, (96, 96), numpy.uint8)})]
+    )
+
+    def reset(self, *, seed=None, options=None):
+        raise gymnasium.error.DependencyNotInstalled("imageio is missing")
+
+
+def test_pictures_and_missing_packages_are_refused(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("Filmed-v0", entry_point=Filmed, disable_env_checker=True)
+    monkeypatch.setitem(gymnasium.registry, "Filmed-v0", spec)
+    with pytest.raises(ConfigError, match=r"Filmed-v0 shows pictures.*describe="):
+        GymnasiumEnvironment("Filmed-v0")
+    with pytest.raises(ConfigError, match="'Filmed-v0': imageio is missing"):
+        GymnasiumEnvironment("Filmed-v0", describe=lambda observation, env: "a film").reset()
+
+
 def test_own_description_and_parser():
     env = GymnasiumEnvironment(
         "Pendulum-v1",

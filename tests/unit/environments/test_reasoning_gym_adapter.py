@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import random
 from importlib.util import find_spec
 
 import pytest
@@ -46,6 +47,15 @@ def test_tasks_survive_json_and_make_the_same_question():
         assert env.reset() == ({"question": task["question"]}, {})
     other = reasoning_gym_tasks("chain_sum", 4, seed=2, max_terms=3)
     assert [task["question"] for task in other] != [task["question"] for task in tasks]
+
+
+def test_question_from_the_global_generator_is_the_same_again():
+    random.seed(7)
+    state = random.getstate()
+    tasks = reasoning_gym_tasks("list_functions", 3, seed=1)
+    for task in (*tasks, *tasks):
+        assert ReasoningGymEnvironment.from_dict(task).reset()[0] == {"question": task["question"]}
+    assert random.getstate() == state
 
 
 def test_agent_plays_it():

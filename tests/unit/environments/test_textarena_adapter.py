@@ -198,10 +198,42 @@ def test_bad_arguments_are_refused(arguments, message):
         TextArenaEnvironment.from_dict(arguments)
 
 
-@pytest.mark.parametrize(("env_id", "opponent"), [("TicTacToe-v0", None), ("TowerOfHanoi-v0", str)])
+@pytest.mark.parametrize(
+    ("env_id", "opponent"),
+    [
+        *(("TicTacToe-v0", None), ("TowerOfHanoi-v0", str), ("Golf-v0", None)),
+        *(("SecretMafia-v0", str), ("PublicGoodsGame-v0", None)),
+    ],
+)
 def test_wrong_number_of_players_is_refused(env_id, opponent):
-    with pytest.raises(ConfigError, match="number of players"):
+    with pytest.raises(ConfigError, match=r"is no game for \d: .*[Pp]layer"):
         TextArenaEnvironment(env_id, opponent=opponent).reset()
+
+
+def test_game_without_wrapper_is_told_in_words():
+    _, question = begun(env_id="TowerOfHanoi-v0-raw")
+    assert question.startswith("[GAME] You are playing Tower of Hanoi with 3 disks.")
+
+
+def test_wrapper_that_game_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match=r"LightsOut-v0-train: .*Missing required observation types"):
+        begun(env_id="LightsOut-v0-train")
+
+
+def test_reward_and_reason_that_game_exchanges_are_told_apart():
+    env, _ = begun(env_id="Cryptarithm-v0")
+    env.step("[S 9]")
+    env.step("what?")
+    reason, reward, done, info = env.step("what?")
+    assert reason.startswith("Bad action format")
+    assert (reward, done, info["rewards"]) == (1 / 8, True, {"0": 1 / 8})
+
+
+def test_failure_of_game_is_no_lack_of_words(monkeypatch):
+    monkeypatch.setitem(textarena_adapter._WORD_LISTS, "Wordle-v0", {"words"})
+    cannot = pytest.raises(ConfigError, match="cannot make Wordle-v0: IndexError")
+    with cannot, textarena_adapter._playable_here("Wordle-v0"):
+        raise IndexError
 
 
 def test_missing_word_lists_are_named_and_not_downloaded(monkeypatch):

@@ -157,11 +157,22 @@ def load_environment():
 """
 
 
+WITHOUT_DATA = """
+import verifiers.v1 as vf
+
+__all__ = ["WithoutData"]
+
+class WithoutData(vf.Taskset[vf.Task[vf.TaskData, vf.State, vf.TaskConfig], vf.TasksetConfig]):
+    def load(self):
+        raise RuntimeError("its program is missing")
+"""
+
 WORLDS = {
     "troupe_sums": SUMS,
     "troupe_counting": COUNTING,
     "troupe_shop": SHOP,
     "troupe_duel": DUEL,
+    "troupe_without_data": WITHOUT_DATA,
     "troupe_old": OF_THE_OLD_API,
     "troupe_old_too": OF_THE_OLD_API_TOO,
 }
@@ -209,6 +220,11 @@ def test_tasks_of_a_taskset():
     tasks = verifiers_tasks("troupe-sums")
     assert [task["question"] for task in tasks] == ["1+0?", "1+1?", "1+2?"]
     assert len(verifiers_tasks("troupe-counting", 5)) == 5
+
+
+def test_tasks_that_cannot_be_loaded_are_refused():
+    with pytest.raises(ConfigError, match="tasks of 'troupe-without-data': RuntimeError: its program"):
+        verifiers_tasks("troupe-without-data")
 
 
 def test_single_turn(begun):
