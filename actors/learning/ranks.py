@@ -51,6 +51,7 @@ class RankWorker(ABC):
         self._shared_file = shared_file
         self._arguments = arguments
         self._failure: Exception | None = None
+        self._write: Callable[[], dict[str, FileDigest]] | None = None
 
     def open_store(self) -> tuple[str, int]:
         """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
@@ -117,10 +118,9 @@ class RankWorker(ABC):
     @ray.method(concurrency_group=DISK)
     def write(self) -> dict[str, FileDigest]:
         """Write what ``begin_save`` has copied, beside the model's work; return digests of files by path."""
-        try:
-            return self._write()
-        finally:
-            del self._write  # and with it the copy
+        write, self._write = self._write, None  # the copy goes with it
+        assert write is not None, "begin_save comes first"
+        return write()
 
     @ray.method(concurrency_group=DISK)
     def export(self, folder: str) -> dict[str, FileDigest]:

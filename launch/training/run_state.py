@@ -153,13 +153,13 @@ class RunState:
         """
         if self._write is None or (seconds == 0 and not self._write.done()):
             return None
-        write, self._write, step = self._write, None, self.saved.step if self.saved else 0
         try:
             with full_disk_explained(self.directory):
-                path = write.result(seconds)
+                path = self._write.result(seconds)
         except Exception as error:
             self.checkpoints.give_up()
-            self.saved = self._whole
+            step = self.saved.step if self.saved else 0
+            self.saved, self._write = self._whole, None
             if isinstance(error, TroupeError):
                 raise
             whole = self.checkpoints.latest()
@@ -169,7 +169,7 @@ class RunState:
                 f"The checkpoint of step {step} was not written, and {before}: {reason}. Go on when that is "
                 f"mended, with run.directory={self.directory} run.resume=true"
             ) from error
-        self._whole = self.saved
+        self._whole, self._write = self.saved, None
         return path
 
     def save(
