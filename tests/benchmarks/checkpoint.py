@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -41,6 +42,8 @@ from learner_samples import ragged_samples, with_random_columns
 
 MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 OPTIMIZER = OptimizerConfig(lr=1e-4)
+VOCABULARY = 16
+"""Tokens that all of the models have."""
 COLUMNS = (
     *("model", "a share", "an update", "copy: the loop waits", "whole after", "an update beside it"),
     *("most added: save", "load", "same bits on ranks"),
@@ -82,8 +85,15 @@ def _close(learner: LearnerGroup) -> None:
 
 
 def _update(learner: LearnerGroup) -> None:
-    batch = TrainBatch(samples=with_random_columns(ragged_samples(4, most=24)))
-    learner.update(learner.score([batch]))
+    samples = [
+        replace(
+            each,
+            prompt_ids=tuple(token % VOCABULARY for token in each.prompt_ids),
+            response_ids=tuple(token % VOCABULARY for token in each.response_ids),
+        )
+        for each in with_random_columns(ragged_samples(4, most=24))
+    ]
+    learner.update(learner.score([TrainBatch(samples=tuple(samples))]))
 
 
 def _digests(learner: LearnerGroup, folder: Path) -> dict[str, FileDigest]:
