@@ -33,11 +33,19 @@ def save_as_before(rank: Any, folder: Path) -> None:
     """Have one of the ranks save its state in the form of earlier versions: files of ``torch.save``."""
     import torch
     import torch.distributed as dist
+    from safetensors.torch import save_file
 
     rank.begin_save(str(folder))
     number = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
     torch.save(rank.engine.module.state_dict(), folder / f"model_{number}")
     torch.save(rank.engine.optimizer.state_dict(), folder / f"optim_{number}")
+    reference = getattr(rank, "_reference", None)
+    if reference is None:
+        return
+    with reference.in_place() as tensors:
+        whole = {name: tensor.full_tensor().detach().clone() for name, tensor in tensors.items()}
+    if dist.get_rank() == 0:
+        save_file(whole, folder / "reference.safetensors")
 
 
 def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[TrainingSample, ...]:

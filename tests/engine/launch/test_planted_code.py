@@ -151,8 +151,7 @@ def test_state_of_earlier_versions_runs_no_code_either(
     mark = tmp_path / "planted code has run"
     as_torch(checkpoint / name, Planted(mark))
     if (part, rank) == ("extra_state", 1):  # all ranks have the same schedule
-        with pytest.raises(ConfigError, match=r"reference\.safetensors is missing"):
-            learner[0].load(str(checkpoint))
+        assert learner[0].load(str(checkpoint)) is not None
     else:
         with pytest.raises(ConfigError, match=rf"{name} is not the state of a learner"):
             learner[0].load(str(checkpoint))

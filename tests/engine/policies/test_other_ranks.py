@@ -25,8 +25,6 @@ from policies.learning.settings import (
     OptimizerConfig,
 )
 
-REFERENCE_FILE = "reference.safetensors"
-
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
@@ -110,16 +108,6 @@ def optimizer_state(worker: Any) -> dict[tuple[int, str], torch.Tensor]:
     }
 
 
-def write_reference(worker: Any, folder: Path) -> None:
-    """Write the reference policy as earlier versions did."""
-    from safetensors.torch import save_file
-
-    with worker._reference.in_place() as tensors:
-        save_file(
-            {name: each.full_tensor().detach() for name, each in tensors.items()}, folder / REFERENCE_FILE
-        )
-
-
 def assert_same(ours: dict[Any, torch.Tensor], theirs: dict[Any, torch.Tensor]) -> None:
     assert set(ours) == set(theirs)
     for name, tensor in ours.items():
@@ -137,10 +125,7 @@ def test_state_from_one_rank_to_two_and_back_is_bit_identical(
 ) -> None:
     alone, back = saved.alone[kind], make(kind)
     back.begin_phase(OPTIMIZER, 100)
-    folder = saved.folder / kind / form
-    if form == "before" and kind != "critic":  # the reference had a file of its own, whole
-        write_reference(alone, folder)
-    left_out = back.load(str(folder))
+    left_out = back.load(str(saved.folder / kind / form))
     assert left_out is not None
     assert "written by 2 learner rank(s) and is loaded by 1" in left_out
     assert left_out.endswith("are as they were; the random generators begin anew.")

@@ -597,7 +597,7 @@ def test_checkpoint_of_another_model_is_refused(
     make_rank: MakeRank, make_critic_rank: MakeRank, untied_model: Path, tmp_path: Path
 ) -> None:
     save(make_critic_rank(), tmp_path / "critic")
-    with pytest.raises(ConfigError, match=r"another model: only one of the two has '.*head.weight' of shape"):
+    with pytest.raises(ConfigError, match=r"another model: only one of the two has '\w.*' of shape"):
         make_rank().load(str(tmp_path / "critic"))
     save(make_rank(), tmp_path / "tied")
     untied = make_rank(model=untied_model)
