@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDigest:
+    """Size and hash of a file, to know it as the one that was written."""
+
+    num_bytes: int
+    sha256: str
+
+    @staticmethod
+    def of(path: Path) -> FileDigest:
+        """The digest of the file as it is now. Raises ``OSError``."""
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileDigest(num_bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
 
 
 def sync(path: Path) -> None:

@@ -35,9 +35,9 @@ from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.lock import writing_to
-from launch.run_folder.model_paths import HUGGINGFACE
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
+from policies.model_files import HUGGINGFACE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

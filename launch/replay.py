@@ -126,7 +126,7 @@ class Replay:
     def _saved(self, learner: LearnerGroup, name: str) -> Path:
         folder = self.scratch / name
         folder.mkdir()
-        learner.save(str(folder))
+        learner.begin_save(str(folder))()
         return folder
 
     def _compare(self, update: int, computed: Recomputed) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from policies.settings import json_object
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+HUGGINGFACE = "huggingface"
+"""The subfolder of a checkpoint that any Hugging Face program can load."""
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
@@ -21,6 +24,24 @@ EMBEDDING = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight$"
 """Names that models have for the weights in which each token has a row."""
 HUB_SECONDS = 8.0
 """Longest wait for the hub."""
+
+
+def weights_file(number: int, num_files: int) -> str:
+    """The name of a file of weights in Hugging Face's form, counted from 0."""
+    return "model.safetensors" if num_files == 1 else f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
+
+
+def write_index(folder: Path) -> None:
+    """Write which file of ``folder`` holds each tensor, if there are several files."""
+    from safetensors import safe_open
+
+    weight_map: dict[str, str] = {}
+    for path in sorted(folder.glob("model-*-of-*.safetensors")):
+        with safe_open(path, "np") as file:
+            weight_map |= dict.fromkeys(file.keys(), path.name)
+    if weight_map:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:

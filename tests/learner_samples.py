@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.learning.samples import TrainBatch, TrainingSample
@@ -17,6 +18,34 @@ MakeRank = Callable[..., Any]
 """Types of the fixtures ``make_learner`` and ``make_rank``."""
 RESPONSE_TOKENS = 160
 """Most tokens of a response in the tests of the learner."""
+
+
+def save(rank: Any, folder: Path | str) -> None:
+    """Have one of the ranks of a learner save a checkpoint, without an actor."""
+    import torch.distributed as dist
+
+    rank.begin_save(str(folder))()
+    dist.barrier()  # the export reads what all have written
+    rank.export(str(folder))
+
+
+def save_as_before(rank: Any, folder: Path) -> None:
+    """Have one of the ranks save its state in the form of earlier versions: files of ``torch.save``."""
+    import torch
+    import torch.distributed as dist
+    from safetensors.torch import save_file
+
+    rank.begin_save(str(folder))
+    number = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
+    torch.save(rank.engine.module.state_dict(), folder / f"model_{number}")
+    torch.save(rank.engine.optimizer.state_dict(), folder / f"optim_{number}")
+    reference = getattr(rank, "_reference", None)
+    if reference is None:
+        return
+    with reference.in_place() as tensors:
+        whole = {name: tensor.full_tensor().detach().clone() for name, tensor in tensors.items()}
+    if dist.get_rank() == 0:
+        save_file(whole, folder / "reference.safetensors")
 
 
 def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[TrainingSample, ...]:

@@ -27,7 +27,8 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a folder by their checkpoint names."""
     from safetensors.torch import load_file
 
-    return load_file(path / "model.safetensors")
+    files = sorted(path.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def perturbed(weights: dict[str, torch.Tensor], seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:

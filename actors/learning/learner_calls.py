@@ -6,10 +6,11 @@ The first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` impleme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from actors.weights.store import PublishedWeights
+from environments.disk import FileDigest
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import OptimizerConfig
 
@@ -20,8 +21,11 @@ class RankCalls(Protocol):
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int, /) -> None:
         """Start with a fresh optimizer and schedule on the present weights, which become the reference."""
 
-    def save(self, folder: str, /) -> None:
-        """Write a checkpoint."""
+    def begin_save(self, folder: str, /) -> Callable[[], dict[str, FileDigest]]:
+        """Copy the state, and return a function that writes it."""
+
+    def export(self, folder: str, /) -> dict[str, FileDigest]:
+        """Write a share of the weights in Hugging Face's form, once all ranks have written their states."""
 
     def load(self, folder: str, /) -> str | None:
         """Restore a checkpoint; return a sentence on parts that could not be restored."""

@@ -16,6 +16,7 @@ from ray.exceptions import RayTaskError
 from actors.learning.learner_calls import CriticCalls, PolicyCalls
 from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create_placement_group
 from actors.weights.store import PublishedWeights
+from environments.disk import FileDigest
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_optimizer
@@ -153,13 +154,18 @@ class LearnerGroup:
             raise
         self._schedule = schedule  # not before: until then the newest version, and its schedule, is another
 
-    def save(self, folder: str) -> None:
-        """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
-        to ``folder``.
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
+        """Copy weights, optimizer, schedule, generators, reference policy and critic, and begin to write them
+        to ``folder``, the weights in Hugging Face's form too. The learner may go on meanwhile.
+
+        Returns:
+            A function that waits until all is written, and returns the digests of the files, by path. It
+            raises OSError for a file that could not be written.
         """
-        self._policy.call(PolicyCalls.save, folder)
+        waits = [self._policy.begin_save(folder)]
         if self._critic is not None:
-            self._critic.call(CriticCalls.save, os.path.join(folder, CRITIC))
+            waits.append(self._critic.begin_save(os.path.join(folder, CRITIC)))
+        return lambda: {path: digest for wait in waits for path, digest in wait().items()}
 
     def load(self, folder: str) -> str | None:
         """Restore a checkpoint of ``save``. The number of ranks may be another one.

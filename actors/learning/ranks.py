@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -24,12 +23,17 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
+from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.model_files import HUGGINGFACE, write_index
 from policies.settings import node_labels, node_resources
 
 if TYPE_CHECKING:
     from actors.learning.learner_calls import CriticCalls, PolicyCalls, RankCalls
+
+DISK = "disk"
+"""Ray's group of the calls that go on beside a rank's work."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -52,6 +56,7 @@ class RankWorker(ABC):
         self._shared_file = shared_file
         self._arguments = arguments
         self._failure: Exception | None = None
+        self._write: Callable[[], dict[str, FileDigest]] | None = None
 
     def open_store(self) -> tuple[str, int]:
         """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
@@ -113,6 +118,23 @@ class RankWorker(ABC):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def begin_save(self, folder: str) -> None:
+        """Copy the model's state, which ``write`` writes to ``folder``."""
+        with self._named_out_of_memory():
+            self._write = self._model.begin_save(folder)
+
+    @ray.method(concurrency_group=DISK)
+    def write(self) -> dict[str, FileDigest]:
+        """Write what ``begin_save`` has copied, beside the model's work; return digests of files by path."""
+        write, self._write = self._write, None  # the copy goes with it
+        assert write is not None, "begin_save comes first"
+        return write()
+
+    @ray.method(concurrency_group=DISK)
+    def export(self, folder: str) -> dict[str, FileDigest]:
+        """Write this rank's share of the weights in Hugging Face's form, once all ranks have written."""
+        return self._model.export(folder)
 
     @contextmanager
     def _named_out_of_memory(self) -> Iterator[None]:
@@ -197,7 +219,7 @@ class RankGroup:
 
     def _start(self) -> None:
         settings = self._settings
-        actor_class = ray.remote(self._worker)
+        actor_class = ray.remote(concurrency_groups={DISK: 1})(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
         devices = {} if settings.device == "cpu" else {"num_gpus": self._num_gpus}
         self._ranks = [
@@ -240,7 +262,30 @@ class RankGroup:
         """
         self._be_ready()
         name, shared = method.__name__, [ray.put(each) for each in args]
-        return partial(self._wait_for_work, [rank.work.remote(name, *shared) for rank in self._ranks])
+        results = [rank.work.remote(name, *shared) for rank in self._ranks]
+        return lambda: self._wait_for_work(results)[0]
+
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
+        """Have all ranks copy their state, and write it to ``folder`` beside their work.
+
+        Returns:
+            A function that waits until all is written and returns the digests of the files, by path.
+
+        Raises:
+            As ``call`` does; the function raises OSError for a file that could not be written.
+        """
+        self._be_ready()
+        self._wait_for_work([rank.begin_save.remote(folder) for rank in self._ranks])
+        ranks = self._ranks
+        writes = [rank.write.remote() for rank in ranks]
+
+        def finish() -> dict[str, FileDigest]:
+            written = self._wait_for_work(writes)
+            written += self._wait_for_work([rank.export.remote(folder) for rank in ranks])
+            write_index(Path(folder, HUGGINGFACE))
+            return {path: digest for each in written for path, digest in each.items()}
+
+        return finish
 
     def stream(
         self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs
@@ -263,7 +308,7 @@ class RankGroup:
         if self._before_work is not None:
             self._before_work()
 
-    def _wait_for_work(self, references: list[ray.ObjectRef]) -> Any:
+    def _wait_for_work(self, references: list[ray.ObjectRef]) -> list[Any]:
         limit = "learner.max_call_seconds, which may be too low"
         return self._wait_for(references, self._settings.max_call_seconds, limit)
 
@@ -277,14 +322,15 @@ class RankGroup:
 
     def _wait_for(
         self, references: list[ray.ObjectRef], seconds: float | None = None, limit: str = ""
-    ) -> Any:
-        """The first rank's result. ``limit`` says where the ``seconds`` of the time limit come from.
+    ) -> list[Any]:
+        """The ranks' results. ``limit`` says where the ``seconds`` of the time limit come from.
 
         Ray finds a rank that has died at once, and one that was stopped in seven minutes. The limit is for
         one that hangs in its work.
         """
         try:
-            return ray.get(references, timeout=seconds)[0]
+            results: list[Any] = ray.get(references, timeout=seconds)
+            return results
         except GetTimeoutError as error:
             raise LearnerLostError(
                 f"A learner rank did not answer for {seconds:g} s ({limit}): it hangs or was stopped."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
-from environments.disk import replaced, sync
-from environments.errors import ConfigError
+from environments.disk import FileDigest, replaced, sync
+from environments.errors import ConfigError, TroupeError
 from environments.types import JudgedBy, Trajectory
 
 LATEST = "latest"
@@ -75,14 +75,6 @@ class StreamState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileDigest:
-    """Size and hash of a file, to know it as the one that was written."""
-
-    num_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Manifest:
     """``state.json``: the meaning of a checkpoint's other files, and their digests."""
 
@@ -111,6 +103,11 @@ class _Manifest:
         )
 
 
+SaveLearner = Callable[[str], Callable[[], dict[str, FileDigest]] | None]
+"""Copies the learner's state and begins to write it to the folder that it is given. Returns a function that
+waits for the end and returns digests of files by path, or ``None`` where all is written."""
+
+
 class CheckpointFolder:
     """The checkpoints of one run, in ``checkpoints/`` of its folder.
 
@@ -122,9 +119,9 @@ class CheckpointFolder:
 
     ``latest`` is a link to a checkpoint, or a file with its name where the file system has no links; the file
     ``best`` names one with the value that it was found best by. However a run ends, ``latest`` names a whole
-    one. Once a checkpoint is written, those are deleted that are neither among the newest ``kept`` nor best
-    nor under evaluation, whichever process has written them; and so are those of later steps, which are left
-    of a future that the run has gone back from.
+    one. A checkpoint is written beside what the run does, one at a time. Once it is whole, those are deleted
+    that are neither among the newest ``kept`` nor best nor under evaluation, whichever process has written
+    them; and so are those of later steps, which are left of a future that the run has gone back from.
 
     Args:
         directory: the run's folder.
@@ -134,32 +131,66 @@ class CheckpointFolder:
     def __init__(self, directory: Path, kept: int) -> None:
         self._directory = directory / "checkpoints"
         self._kept = kept
+        self._lock = threading.Lock()
+        self._unfinished: Path | None = None
+        """The folder that is being written."""
+        self._num_begun = 0
+
+    def begin_save(
+        self,
+        progress: Progress,
+        stream: StreamState,
+        save_learner: SaveLearner,
+        step_under_evaluation: int | None = None,
+    ) -> Callable[[], Path]:
+        """Begin to write a checkpoint. Until it is whole, the one before it is the newest.
+
+        Args:
+            step_under_evaluation: its checkpoint stays at this save: it may become the best.
+
+        Returns:
+            A function that waits for the learner's files, and makes the checkpoint the newest. Another thread
+            may call it.
+        """
+        name = _name(progress.step)
+        with self._lock:
+            self._undo_half_a_save()
+            self._num_begun += 1  # one that was given up may still be writing to its own folder
+            self._unfinished = temporary = self._directory / f".{name}.{self._num_begun}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        wait = save_learner(str(temporary))
+        _write_ready(temporary, stream.ready)
+
+        def finish() -> Path:
+            written = {} if wait is None else wait()
+            digests = {str(Path(path).relative_to(temporary)): each for path, each in written.items()}
+            _write_manifest(temporary, progress, stream, digests)
+            with self._lock:
+                if self._unfinished != temporary:
+                    raise TroupeError(f"The checkpoint of step {progress.step} was given up.")
+                final = self._put_in_place(temporary, name)
+                self._link_latest(name)
+                self._unfinished = None
+                self._drop_old(step_under_evaluation)
+            return final
+
+        return finish
 
     def save(
         self,
         progress: Progress,
         stream: StreamState,
-        save_learner: Callable[[str], None],
+        save_learner: SaveLearner,
         step_under_evaluation: int | None = None,
     ) -> Path:
-        """Write a checkpoint.
+        """Write a checkpoint, and wait until it is whole."""
+        return self.begin_save(progress, stream, save_learner, step_under_evaluation)()
 
-        Args:
-            save_learner: what it writes goes to the folder that it is given.
-            step_under_evaluation: its checkpoint stays at this save: it may become the best.
-        """
-        self._undo_half_a_save()
-        name = _name(progress.step)
-        temporary = self._directory / f".{name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        save_learner(str(temporary))
-        _write_ready(temporary, stream.ready)
-        _write_manifest(temporary, progress, stream)
-        final = self._put_in_place(temporary, name)
-        self._link_latest(name)
-        self._drop_old(step_under_evaluation)
-        return final
+    def give_up(self) -> None:
+        """Let the checkpoint that is being written, if there is one, never become the newest."""
+        with self._lock:
+            self._unfinished = None
 
     def mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
         """Make the checkpoint of that step ``best`` if ``value`` is higher than that of the best so far.
@@ -168,6 +199,10 @@ class CheckpointFolder:
         best already and is evaluated again has the new value. False, and nothing changes, if the value is not
         higher or not a number, or if no checkpoint of that step is kept.
         """
+        with self._lock:
+            return self._mark_best(checkpoint_step, metric, value)
+
+    def _mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
         self._undo_half_a_save()
         name, latest = _name(checkpoint_step), self.latest()
         if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
@@ -301,7 +336,8 @@ class CheckpointFolder:
             *(each for each in past if each == best or step_of(each) == step_under_evaluation),
         }
         for leftover in self._directory.glob(f".{STEP_PREFIX}*"):
-            shutil.rmtree(leftover)
+            if leftover != self._unfinished:
+                shutil.rmtree(leftover)
         for checkpoint in checkpoints:
             if checkpoint not in kept:  # renamed first, so that none is ever seen half deleted
                 shutil.rmtree(checkpoint.rename(self._directory / f".{checkpoint.name}.old"))
@@ -343,14 +379,21 @@ def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:
         raise ValueError(f"{READY} holds something else than trajectories: {error!r}") from error
 
 
-def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> None:
-    """Write ``state.json``, and force all to disk: no power cut leaves a renamed folder of empty files."""
+def _write_manifest(
+    folder: Path, progress: Progress, stream: StreamState, digests: Mapping[str, FileDigest]
+) -> None:
+    """Write ``state.json``, and force all to disk: no power cut leaves a renamed folder of empty files.
+
+    Args:
+        digests: of those who wrote the files. The files without one are small, and are read here.
+    """
     paths = sorted(folder.rglob("*"))
+    names = {str(path.relative_to(folder)) for path in paths if path.is_file()}
     manifest = _Manifest(
         progress=progress,
         in_flight=stream.in_flight,
         num_ready=len(stream.ready),
-        files=_digests(folder, [str(path.relative_to(folder)) for path in paths if path.is_file()]),
+        files=dict(sorted({**digests, **_digests(folder, sorted(names - set(digests)))}.items())),
     )
     (folder / STATE).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     for path in (*paths, folder / STATE, folder):
@@ -360,13 +403,8 @@ def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> No
 def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
     """Digests of the named files, in parallel: a large model's are hundreds of gigabytes."""
 
-    def digest(name: str) -> FileDigest:
-        with (checkpoint / name).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            return FileDigest(num_bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
-
     with ThreadPoolExecutor() as pool:
-        return dict(zip(names, pool.map(digest, names), strict=True))
+        return dict(zip(names, pool.map(FileDigest.of, [checkpoint / name for name in names]), strict=True))
 
 
 def _check(checkpoint: Path, files: dict[str, FileDigest]) -> None:

@@ -10,12 +10,11 @@ from actors.settings import MODEL_NAME, ServedModel
 from environments.errors import ConfigError
 from launch.run_folder.checkpoint import BEST, LATEST, STATE, STEP_PREFIX, CheckpointFolder
 from policies import smollm2
+from policies.model_files import HUGGINGFACE
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 RUNS = Path("runs")
 """Folder of runs by default."""
-HUGGINGFACE = "huggingface"
-"""The subfolder of a checkpoint that any Hugging Face program can load."""
 
 
 def model_folder(path: str, setting: str = "model.path") -> str:

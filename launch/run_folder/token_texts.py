@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.run_folder.model_paths import HUGGINGFACE
+from policies.model_files import HUGGINGFACE
 
 
 def token_texts(directory: Path) -> Callable[[int], str]:

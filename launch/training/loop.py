@@ -98,6 +98,8 @@ class TrainingLoop:
         self._begin_rollouts()  # not begun yet where no stage rolls out: its policy is evaluated all the same
         run.interrupts.raise_if_interrupted()
         self.milestones.evaluate_and_save(Clock(self.activity))
+        with self.activity.during("time/checkpoint"):
+            self.milestones.finish_save()
         self.plan.announce_set_aside()
         run.tracker.summary()
         # The agent with its tools too, if it can answer.
@@ -178,6 +180,7 @@ class TrainingLoop:
                 run has to go on from its checkpoint.
         """
         run, state = self.run, self.state
+        self.milestones.finish_save_after_loss()
         folder = state.checkpoints.latest()
         if folder is None or not self._can_rebuild(stage, CheckpointFolder.progress(folder).stage_steps):
             raise error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.learning.learner_group import LearnerGroup
+from actors.timing import CALL_ANSWER_SECONDS
+from environments.errors import LearnerLostError
 from environments.types import JudgedBy
 from launch.health.interrupt import Interrupts
 from launch.reporting.metrics import evaluation_metrics, has_failed
@@ -55,15 +57,17 @@ class Milestones:
                     is_last = progress.step >= self.num_updates or self._is_last(progress.step)
                     evaluation = evaluator.collect(wait=is_last)
         with clock.measure("time/checkpoint"):
+            self.finish_save(seconds=0)
             if save:
-                self._save(self._stream())
+                self._begin_save(self._stream())
         self.record_evaluation(evaluation)
 
     def save_offline(self, num_before: int, num_done: int) -> None:
         """Save a stage without rollouts, where that is due between these numbers of its steps."""
+        self.finish_save(seconds=0)
         every = self.config.run.checkpoint_every
         if num_done // every > num_before // every:
-            self._save(self._stream())
+            self._begin_save(self._stream())
 
     def _evaluation_due(self) -> bool:
         """True if the policy is to be evaluated after this many updates, and was not yet."""
@@ -88,11 +92,25 @@ class Milestones:
         """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
         return self.rollouts.state() if self.rollouts.have_begun else self.state.saved_stream()
 
-    def _save(self, stream: StreamState) -> None:
+    def _begin_save(self, stream: StreamState) -> None:
+        """Copy the learner's state, once the checkpoint before is whole; the copy is written meanwhile."""
+        self.finish_save()
         step = None if self.evaluator is None else self.evaluator.running_step
         with self.interrupts.atomic_section():
-            path = self.state.save(stream, self.learner.save, step)
-        self.tracker.announce(f"Checkpoint: {path}")
+            self.state.begin_save(stream, self.learner.begin_save, step)
+
+    def finish_save(self, seconds: float | None = None) -> None:
+        """Announce the checkpoint that has become whole. Raises the error of one that was not written.
+
+        Args:
+            seconds: longest wait for one that is being written; 0 to leave that for a later call.
+        """
+        if (path := self.state.finish_save(seconds)) is not None:
+            self.tracker.announce(f"Checkpoint: {path}")
+
+    def _save(self, stream: StreamState) -> None:
+        self._begin_save(stream)
+        self.finish_save()
 
     def save_interrupted(self) -> None:
         """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
@@ -107,12 +125,27 @@ class Milestones:
         whole. Failed rollouts, which may be why it ends, are played again by the run that goes on.
         """
         progress = self.state.progress
-        if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
-            return
         try:
+            self.finish_save()
+            if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
+                return
             self._save(self._stream().with_played_again(has_failed))
         except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
             self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
+
+    def finish_save_after_loss(self) -> None:
+        """Let the checkpoint that is being written become whole, unless it needs a rank that is lost."""
+        if not self.state.is_saving:
+            return
+        seconds = None
+        try:
+            self.learner.check_ranks()
+        except LearnerLostError:  # it may have written its part before
+            seconds = CALL_ANSWER_SECONDS
+        try:
+            self.finish_save(seconds)
+        except Exception as error:  # noqa: BLE001  # the run ends, or goes on, because of another one
+            self.tracker.announce(f"The checkpoint that was being written is left out. {error}")
 
     def record_evaluation(self, evaluation: Evaluation | None) -> None:
         """Write an evaluation down that is finished, and whether its policy is the best one so far."""
@@ -130,6 +163,8 @@ class Milestones:
             anew = " The best policy is looked for anew." if metric and "/pass_at_" in metric else ""
             self.tracker.announce(f"{change}{anew}")
         # First: a run that is killed here evaluates once more.
+        if metric is not None and state.saved_step < step:
+            self.finish_save()
         if metric is not None and metric not in numbers:
             self.tracker.alarm(f"The evaluation after step {step} has no {metric}: its rollouts failed.")
         elif metric is not None and state.checkpoints.mark_best(step, self._judged(metric), numbers[metric]):

@@ -11,7 +11,6 @@ from pathlib import Path
 from actors.learning.learner_group import LearnerGroup
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress
-from launch.run_folder.model_paths import HUGGINGFACE
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.activity import Activity
 from launch.training.clock import Clock
@@ -25,6 +24,7 @@ from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpda
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainBatch, TrainingSample
+from policies.model_files import HUGGINGFACE
 
 TOKEN_MEAN = "token-mean"
 """The aggregation whose losses are divided by tokens; all others' are by trajectories."""
@@ -173,14 +173,21 @@ def weight_differences(recorded: Path, computed: Path) -> list[str]:
     import torch
     from safetensors import safe_open
 
-    files = (str(folder / HUGGINGFACE / "model.safetensors") for folder in (recorded, computed))
+    before, now = (
+        {
+            name: file
+            for path in sorted((folder / HUGGINGFACE).glob("*.safetensors"))
+            for file in [safe_open(path, "pt")]
+            for name in file.keys()  # noqa: SIM118
+        }
+        for folder in (recorded, computed)
+    )
+    if different := sorted(set(before) ^ set(now)):
+        return [f"only one of the two has the tensor {different[0]}"]
     found = []
-    with safe_open(next(files), "pt") as before, safe_open(next(files), "pt") as now:
-        if different := sorted(set(before.keys()) ^ set(now.keys())):
-            return [f"only one of the two has the tensor {different[0]}"]
-        for name in sorted(before.keys()):
-            one, other = before.get_tensor(name), now.get_tensor(name)
-            if not torch.equal(one, other):
-                most = (one.double() - other.double()).abs().max()
-                found.append(f"{name} differs by {float(most):.3g} at most")
+    for name in sorted(before):
+        one, other = before[name].get_tensor(name), now[name].get_tensor(name)
+        if not torch.equal(one, other):
+            most = (one.double() - other.double()).abs().max()
+            found.append(f"{name} differs by {float(most):.3g} at most")
     return found

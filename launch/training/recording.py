@@ -10,7 +10,6 @@ from environments.errors import ConfigError, TroupeError
 from environments.thoughts import is_unfinished
 from environments.types import Trajectory, TrajectoryGroup
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.run_folder.model_paths import HUGGINGFACE
 from launch.run_folder.trajectory_log import (
     BASELINE,
     TRAIN,
@@ -20,6 +19,7 @@ from launch.run_folder.trajectory_log import (
     read_kept,
 )
 from launch.training.rollout_requests import group_name
+from policies.model_files import HUGGINGFACE
 
 MOST_MISREAD = 0.1
 """Share of texts that may be read differently: vLLM leaves out a character of which it has a part only."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from environments.errors import ConfigError
+from ray.exceptions import RayTaskError
+
+from actors.ray_tools.background import in_background
+from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup
 from launch.reporting.metrics import success_judge
 from launch.reporting.tracker import METRICS, SETTINGS, read_metrics
-from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, StreamState
+from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, SaveLearner, StreamState
 from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog
+from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.lock import LOCK
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
@@ -49,7 +54,9 @@ class RunState:
         self._check_beginning(config)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
         self.saved = deepcopy(self.progress) if self.checkpoint else None
-        """Progress in the newest checkpoint; ``None`` without a checkpoint."""
+        """Progress in the newest checkpoint, be it whole or being written; ``None`` without a checkpoint."""
+        self._whole = self.saved
+        self._write: Future[Path] | None = None
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
@@ -81,8 +88,13 @@ class RunState:
 
     @property
     def saved_step(self) -> int:
-        """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
-        return self.saved.step if self.saved else -1
+        """Policy updates that the newest whole checkpoint knows of; -1 without a checkpoint."""
+        return self._whole.step if self._whole else -1
+
+    @property
+    def is_saving(self) -> bool:
+        """True while a checkpoint is written, and until ``finish_save`` has returned it."""
+        return self._write is not None
 
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
@@ -121,15 +133,52 @@ class RunState:
             f"{self.progress.step} on by {judge}. The values before and after cannot be compared."
         )
 
+    def begin_save(
+        self, stream: StreamState, save_learner: SaveLearner, step_under_evaluation: int | None = None
+    ) -> None:
+        """Begin to write a checkpoint, once ``finish_save`` has returned the one before it."""
+        assert self._write is None, "one is written at a time"
+        progress = deepcopy(self.progress)
+        finish = self.checkpoints.begin_save(progress, stream, save_learner, step_under_evaluation)
+        self.saved, self._write = progress, in_background(finish, "checkpoint")
+
+    def finish_save(self, seconds: float | None = None) -> Path | None:
+        """The checkpoint that has become whole since the last call, if any.
+
+        Args:
+            seconds: longest wait for one that is being written; 0 to leave that for a later call.
+
+        Raises:
+            TroupeError: it could not be written; names the file and the reason.
+        """
+        if self._write is None or (seconds == 0 and not self._write.done()):
+            return None
+        try:
+            with full_disk_explained(self.directory):
+                path = self._write.result(seconds)
+        except Exception as error:
+            self.checkpoints.give_up()
+            step = self.saved.step if self.saved else 0
+            self.saved, self._write = self._whole, None
+            if isinstance(error, TroupeError):
+                raise
+            whole = self.checkpoints.latest()
+            before = f"{whole.name} before it is whole" if whole else "there is none before it"
+            reason = error.cause if isinstance(error, RayTaskError) else error
+            raise TroupeError(
+                f"The checkpoint of step {step} was not written, and {before}: {reason}. Go on when that is "
+                f"mended, with run.directory={self.directory} run.resume=true"
+            ) from error
+        self._whole, self._write = self.saved, None
+        return path
+
     def save(
-        self,
-        stream: StreamState,
-        save_learner: Callable[[str], None],
-        step_under_evaluation: int | None = None,
+        self, stream: StreamState, save_learner: SaveLearner, step_under_evaluation: int | None = None
     ) -> Path:
-        """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
-        path = self.checkpoints.save(self.progress, stream, save_learner, step_under_evaluation)
-        self.saved = deepcopy(self.progress)
+        """Write a checkpoint, and wait until it is whole."""
+        self.begin_save(stream, save_learner, step_under_evaluation)
+        path = self.finish_save()
+        assert path is not None
         return path
 
 

@@ -190,6 +190,8 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)
                 loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:
+                if loop is not None and ray_lives():
+                    loop.milestones.finish_save_after_loss()
                 if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):
                     raise
                 lost = str(error) if isinstance(error, PartLostError) else describe_death(error)

@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from head_node import head_node
 
 from launch.reporting.tracker import read_metrics
-from policies.learning.verl.shards import StateFiles
 
 SEEDS = (1, 2)
 LIMIT_SECONDS = 1500.0
@@ -44,11 +43,9 @@ def numbers_of(run: Path) -> dict[tuple[float, str], float]:
 
 
 def weights_of(run: Path) -> str:
-    """A digest of the weights in the last checkpoint."""
-    digest = hashlib.sha256()
-    for name, tensor in StateFiles(str(run / "checkpoints" / "latest")).of_rank("model", 0).items():
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    """A digest of the weights and moments in the last checkpoint."""
+    files = sorted((run / "checkpoints" / "latest").glob("state_*.safetensors"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def train(

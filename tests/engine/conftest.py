@@ -116,7 +116,7 @@ def make_learner(
             resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
             group = LearnerGroup(str(tiny_model), learner, resolved, 100, 0, weight_store)
             beginning = tmp_path_factory.mktemp("learner")
-            group.save(str(beginning))
+            group.begin_save(str(beginning))()
             alive[key] = (group, beginning)
         return group
 

@@ -38,7 +38,7 @@ from policies.learning.verl import engine
 engine.install()
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
-CHECKPOINT_CONTENTS = ["model", "optimizer", "extra"]
+CHECKPOINT_CONTENTS = ["extra"]
 
 
 def worker_config(

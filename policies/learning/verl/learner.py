@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from peft.utils.error import PeftError
 
+from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerError
 from policies.learning.algorithm import Algorithm
 from policies.learning.registry import import_own
@@ -23,19 +24,19 @@ from policies.learning.verl.config import actor_config, worker_config
 from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss, weighted_loss
+from policies.learning.verl.shards import REFERENCE, Saved, StateCopy, TorchFiles, write_tensors
 from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 from policies.settings import ADAPTER, json_object
 
 # isort: split
-from verl.utils.model import convert_weight_keys
-from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.utils.losses import sft_loss
 
 logger = logging.getLogger(__name__)
 
-REFERENCE = "reference.safetensors"
+REFERENCE_FILE = "reference.safetensors"
+"""File to which earlier versions wrote the reference policy."""
 ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
 """File to which verl writes rank and alpha of a checkpoint's adapters."""
@@ -217,38 +218,47 @@ class VerlLearner(VerlWorker):
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full tensors by checkpoint name, adapters merged. Collective: every rank iterates to the end."""
+    def _merged(
+        self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         if not self._has_adapters:
-            yield from super().weights()
-            return
-        module = self.engine.module
-        merged = (
-            each
-            for name, tensor in verl_weights.merged(module)
-            for each in convert_weight_keys({name: tensor}, module.get_base_model()).items()
-        )
-        for name, tensor in unfuse_moe_params(merged, self.model_config.hf_config.model_type):
-            if not self._is_tied(name):
-                yield name, tensor
+            return super()._merged(names, whole_tensor)
+        return verl_weights.merged(self.engine.module, names, whole_tensor)
 
-    @on_all_ranks
-    def save(self, folder: str) -> None:
-        """Write this rank's optimizer state, and from rank 0 the model in Hugging Face format, the adapters
-        in peft's, and the reference policy.
-        """
-        super().save(folder)
-        if self._has_adapters:
-            verl_weights.write(self._adapters().items(), os.path.join(folder, ADAPTERS))
-            if dist.get_rank() == 0:
-                config = self.engine.module.peft_config[verl_weights.ADAPTER]
-                config.save_pretrained(os.path.join(folder, ADAPTER))
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
+        """Copy this rank's state, and on rank 0 the adapters in peft's form too; write what is small."""
+        write = super().begin_save(folder)
+        if not self._has_adapters:
+            return write
+        adapters, path = verl_weights.gathered(self._adapters().items()), os.path.join(folder, ADAPTERS)
+        if dist.get_rank() != 0:
+            return write
+        self.engine.module.peft_config[verl_weights.ADAPTER].save_pretrained(os.path.dirname(path))
+        return lambda: write() | write_tensors(adapters, path, {"format": "pt"})
+
+    def _add_to(self, copy: StateCopy) -> None:
         if self._reference is not None:
-            self._reference.save(os.path.join(folder, REFERENCE))
+            with self._reference.in_place() as tensors:
+                copy.add({REFERENCE + name: tensor for name, tensor in tensors.items()})
+
+    def _restore_from(self, saved: Saved, folder: str) -> None:
+        if self._reference is None:
+            return
+        with self._reference.in_place() as tensors:
+            if isinstance(saved, TorchFiles):
+                verl_weights.read(os.path.join(folder, REFERENCE_FILE), tensors)
+                return
+            for name, tensor in tensors.items():
+                if REFERENCE + name not in saved.shapes:
+                    raise ConfigError(
+                        f"{folder} holds no reference policy with {name!r}: the checkpoint was written by a "
+                        "run with other settings."
+                    )
+                saved.fill(REFERENCE + name, tensor)
 
     @on_all_ranks
     def load(self, folder: str) -> str | None:
-        """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
+        """Restore what was saved; return a sentence on what could not be restored, if there is any.
 
         Raises:
             ConfigError: the checkpoint has other adapters, or no reference policy where one is needed.
@@ -262,10 +272,7 @@ class VerlLearner(VerlWorker):
                 "with (rank 0 is without adapters), or start a new run from its huggingface folder with "
                 "model.path."
             )
-        left_out = super().load(folder)
-        if self._reference is not None:
-            self._reference.load(os.path.join(folder, REFERENCE))
-        return left_out
+        return super().load(folder)
 
     def _adapters(self) -> dict[str, torch.Tensor]:
         tensors = verl_weights.trainable(self.engine.module)

@@ -1,87 +1,321 @@
-"""A sharded model and its optimizer, restored from the shards that any number of ranks have saved.
+"""State of a sharded model: each rank copies and writes its own part, and any number of ranks read theirs.
 
-A saved shard says how the whole tensor was divided. Every rank puts the shards of all ranks together, one
-tensor after the other, and keeps its own share. The files are read as data: none of them can run code.
+A file of a rank has the place of each of its shards in the whole tensor, so a rank reads what overlaps its
+own shards and nothing else. Files of earlier versions were ``torch.save``'s, of which each rank reads all.
+All files are read as data: none of them can run code.
 """
 
 from __future__ import annotations
 
-import copy
+import glob
+import json
+import math
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from environments.disk import FileDigest, sync
 from environments.errors import ConfigError
 from policies.learning.verl import weights as verl_weights
 
+MODEL, OPTIMIZER, REFERENCE = "model/", "optimizer/", "reference/"
+"""Beginnings of the names of tensors, by the part of the state that they belong to."""
+PLACES = "places"
 NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
 """Types in the state of numpy's random generator. Tensors and plain values torch allows by itself."""
 _REMEDY = "Resume with the model.path that it was trained with."
 
 
-def restore_model(module: torch.nn.Module, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+def restore_model(module: torch.nn.Module, saved: Saved) -> None:
     """Fill all parameters and buffers of ``module``.
 
-    Args:
-        saved: what its ``state_dict`` was on each of the ranks that there were, in their order.
-
     Raises:
-        ConfigError: they are of another model.
+        ConfigError: the saved ones are of another model.
     """
-    tensors = module.state_dict()
-    if different := sorted(_shapes(tensors).items() ^ _shapes(saved[0]).items()):
+    tensors = model_state(module)
+    present = {(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    there = {(name, tuple(shape)) for name, shape in saved.shapes.items() if name.startswith(MODEL)}
+    if different := sorted(present ^ there):
         name, shape = different[0]
         raise ConfigError(
-            f"The checkpoint is of another model: only one of the two has {name!r} of shape {shape}. "
-            f"{_REMEDY}"
+            f"The checkpoint is of another model: only one of the two has {name.removeprefix(MODEL)!r} of "
+            f"shape {shape}. {_REMEDY}"
         )
-    verl_weights.fill(tensors, lambda name: put_together([state[name] for state in saved]))
+    for name, tensor in tensors.items():
+        saved.fill(name, tensor)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Saved) -> None:
     """Restore moments and numbers of steps of ``optimizer``. Its settings, such as betas, stay as they are:
     a run may be resumed with others.
 
-    Args:
-        saved: what its ``state_dict`` was on each of the ranks that there were, in their order.
-
     Raises:
-        ConfigError: they are of another model.
+        ConfigError: the saved ones are of another model.
     """
-    sizes, saved_sizes = (
-        [len(group["params"]) for group in each]
-        for each in (optimizer.param_groups, saved[0]["param_groups"])
-    )
-    if sizes != saved_sizes:
-        raise ConfigError(
-            f"The checkpoint is of another model: it trains {sum(saved_sizes)} parameters, and this one "
-            f"{sum(sizes)}. {_REMEDY}"
-        )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {
-        index: {
-            name: _share([each["state"][index][name] for each in saved], parameters[index])
-            for name in saved[0]["state"][index]
-        }
-        for index in saved[0]["state"]
-    }
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, shape in saved.shapes.items():
+        if not name.startswith(OPTIMIZER):
+            continue
+        index, key = _index_and_key(name)
+        parameter = parameters[index] if index < len(parameters) else None
+        if parameter is None or (shape and tuple(shape) != tuple(parameter.shape)):
+            raise ConfigError(f"The checkpoint is of another model: it trains other parameters. {_REMEDY}")
+        dtype = saved.dtype(name)
+        value = torch.zeros_like(parameter, dtype=dtype) if shape else torch.zeros((), dtype=dtype)
+        saved.fill(name, value)
+        state.setdefault(index, {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:
-    """Return one value of the state of ``parameter``: what is sharded as the parameter is, else all ranks'
-    alike."""
-    if not isinstance(saved[0], DTensor):
-        return copy.deepcopy(saved[0])  # not the file's own memory
-    tensor = torch.zeros_like(parameter, dtype=saved[0].dtype)
-    verl_weights.take_share(tensor, put_together(saved))
-    return tensor
+def _index_and_key(name: str) -> tuple[int, str]:
+    _, index, key = name.split("/")
+    return int(index), key
+
+
+def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of ``module``, sharded as they are, each under the first of its names."""
+    return _named(MODEL, _distinct(module.state_dict()))
+
+
+def optimizer_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Moments and numbers of steps in the ``state_dict`` of an optimizer."""
+    return {
+        f"{OPTIMIZER}{index}/{key}": torch.as_tensor(value)
+        for index, values in state["state"].items()
+        for key, value in values.items()
+    }
+
+
+def _named(part: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {part + name: tensor for name, tensor in tensors.items()}
+
+
+def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Leave out what is the memory of a tensor before it, as an output layer that is the embedding too."""
+    found: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        own = verl_weights.local(tensor)
+        found.setdefault(own.data_ptr() if own.numel() else -len(found) - 1, name)
+    return {name: tensors[name] for name in found.values()}
+
+
+# -- files of safetensors ------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """The place of a rank's shard in a whole tensor."""
+
+    whole: Sequence[int]
+    """Shape of the whole tensor."""
+    start: Sequence[int]
+    shape: Sequence[int]
+
+
+class StateCopy:
+    """Copy of a rank's part of a state, in host memory: it stays as it is while the rank learns.
+
+    Of what several ranks have alike, the first of them has it.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._places: dict[str, Place] = {}
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy this rank's part of ``tensors``."""
+        for name, tensor in tensors.items():
+            own = verl_weights.local(tensor).detach()
+            if own.numel() and _is_first_with(tensor):
+                self._places[name] = _place(tensor)
+                self._tensors[name] = own.to("cpu", copy=True).contiguous()
+
+    def write(self, folder: str) -> dict[str, FileDigest]:
+        """Write the part to a file of this rank. Raises as ``write_tensors`` does."""
+        name = _file_name(dist.get_rank(), dist.get_world_size())
+        return write_tensors(self._tensors, os.path.join(folder, name), {PLACES: json.dumps(self._places)})
+
+
+def write_tensors(
+    tensors: Mapping[str, torch.Tensor], path: str, metadata: Mapping[str, str]
+) -> dict[str, FileDigest]:
+    """Write ``tensors`` to ``path`` and to the disk; return the digest of the file, by ``path``.
+
+    Raises:
+        OSError: it could not be written; names it.
+    """
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        save_file(dict(tensors), path, dict(metadata))
+        sync(Path(path))
+        return {path: FileDigest.of(Path(path))}
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
+def _file_name(rank: int, num_ranks: int) -> str:
+    return f"state_{rank:05d}_of_{num_ranks:05d}.safetensors"
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    if not isinstance(tensor, DTensor):
+        return Place(tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Place(tuple(tensor.shape), tuple(start), tuple(shape))
+
+
+def _is_first_with(tensor: torch.Tensor) -> bool:
+    """True if no rank before this one has the same shard of ``tensor``."""
+    if not isinstance(tensor, DTensor):
+        return dist.get_rank() == 0
+    coordinates = tensor.device_mesh.get_coordinate() or ()
+    return not any(
+        coordinate
+        for coordinate, placement in zip(coordinates, tensor.placements, strict=True)
+        if not isinstance(placement, Shard)
+    )
+
+
+class ShardFiles:
+    """Files that ``StateCopy`` has written to a folder.
+
+    Raises:
+        ConfigError: the folder is not a whole checkpoint, or a file is damaged.
+    """
+
+    def __init__(self, folder: str) -> None:
+        first = glob.glob(os.path.join(glob.escape(folder), "state_00000_of_*.safetensors"))
+        if len(first) != 1:
+            raise ConfigError(
+                f"{folder} is not a whole checkpoint: it has {len(first)} files of rank 0, not 1."
+            )
+        self.num_ranks = int(first[0].removesuffix(".safetensors").rpartition("_")[2])
+        self.shapes: dict[str, Sequence[int]] = {}
+        self._pieces: dict[str, list[tuple[Any, Place]]] = {}
+        for rank in range(self.num_ranks):
+            path = os.path.join(folder, _file_name(rank, self.num_ranks))
+            with _damage_explained(path):
+                file = safe_open(path, "pt")
+                for name, place in json.loads(file.metadata()[PLACES]).items():
+                    self.shapes[name] = place[0]
+                    self._pieces.setdefault(name, []).append((file, Place(*place)))
+
+    def dtype(self, name: str) -> torch.dtype:
+        file, place = self._pieces[name][0]
+        dtype: torch.dtype = (file.get_slice(name)[:0] if place.shape else file.get_tensor(name)).dtype
+        return dtype
+
+    @torch.no_grad()
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
+        own, mine = verl_weights.local(tensor), _place(tensor)
+        for file, place in self._pieces[name]:
+            if not place.shape:
+                own.copy_(file.get_tensor(name))
+                continue
+            begin = [max(*each) for each in zip(mine.start, place.start, strict=True)]
+            end = [min(*each) for each in zip(_ends(mine), _ends(place), strict=True)]
+            if all(one < other for one, other in zip(begin, end, strict=True)):
+                piece = file.get_slice(name)[_box(begin, end, place.start)]
+                own[_box(begin, end, mine.start)].copy_(piece)
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A whole tensor."""
+        tensor = torch.empty(tuple(self.shapes[name]), dtype=self.dtype(name))
+        self.fill(name, tensor)
+        return tensor
+
+    def names_for(self, rank: int) -> list[str]:
+        """Names of the model's tensors that ``rank`` has to export: as many bytes as of the others."""
+        sizes = {name: math.prod(each) for name, each in self.shapes.items() if name.startswith(MODEL)}
+        total, before, names = sum(sizes.values()), 0.0, []
+        for name, size in sizes.items():
+            if int((before + size / 2) * self.num_ranks / total) == rank:
+                names.append(name.removeprefix(MODEL))
+            before += size
+        return names
+
+
+def _ends(place: Place) -> list[int]:
+    return [start + size for start, size in zip(place.start, place.shape, strict=True)]
+
+
+def _box(begin: Iterable[int], end: Iterable[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(one - zero, other - zero) for one, other, zero in zip(begin, end, origin, strict=True))
+
+
+@contextmanager
+def _damage_explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:
+        raise ConfigError(_not_loaded(path, error)) from error
+
+
+def _not_loaded(path: str, error: Exception) -> str:
+    return (
+        f"{path} is not the state of a learner, and was not loaded: {error} Start with a checkpoint that "
+        "nobody has changed, or with a new run.directory."
+    )
+
+
+# -- files of earlier versions -------------------------------------------------------------------------
+
+
+class TorchFiles:
+    """Files that ``torch.save`` has written, of two parts of each rank's state: ``model`` and ``optim``.
+
+    Raises:
+        ConfigError: one of them is missing or damaged.
+    """
+
+    def __init__(self, folder: str, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._of_ranks = []
+        for rank in range(num_ranks):
+            model, optimizer = (
+                read_state(os.path.join(folder, f"{part}_world_size_{num_ranks}_rank_{rank}.pt"))
+                for part in ("model", "optim")
+            )
+            self._of_ranks.append(_named(MODEL, _distinct(model)) | optimizer_state(optimizer))
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._of_ranks[0].items()}
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._of_ranks[0][name].dtype
+
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
+        verl_weights.take_share(tensor, put_together([state[name] for state in self._of_ranks]))
+
+
+Saved = ShardFiles | TorchFiles
+"""The whole state of a model in training, as some ranks have saved it."""
+
+
+def saved_state(folder: str) -> Saved:
+    """The state in a checkpoint of this version or of an earlier one.
+
+    Raises:
+        ConfigError: the folder is not a whole checkpoint, or a file is damaged.
+    """
+    old = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
+    found = re.search(r"world_size_(\d+)_rank", os.path.basename(old[0])) if len(old) == 1 else None
+    return ShardFiles(folder) if found is None else TorchFiles(folder, int(found.group(1)))
+
+
+def extra_state(folder: str, rank: int, num_ranks: int) -> Any:
+    """Schedule and random generators of a rank. Raises as ``read_state`` does."""
+    return read_state(os.path.join(folder, f"extra_state_world_size_{num_ranks}_rank_{rank}.pt"))
 
 
 def put_together(saved: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -105,41 +339,6 @@ def _joined(
     return _joined(shards, ranks[0], others)  # all of them have the same
 
 
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-# -- files -------------------------------------------------------------------------------------------
-
-
-class StateFiles:
-    """Files that the ranks of a worker group have written to a folder: one for each rank and part of its
-    state, which are ``model``, ``optim`` and ``extra_state``.
-
-    Raises:
-        ConfigError: the folder is not a whole checkpoint.
-    """
-
-    def __init__(self, folder: str) -> None:
-        names = [path.name for path in Path(folder).glob("model_world_size_*_rank_0.pt")]
-        if len(names) != 1:
-            raise ConfigError(
-                f"{folder} is not a whole checkpoint: it has {len(names)} files of rank 0, not 1."
-            )
-        self._folder = folder
-        self.num_ranks = int(names[0].split("_")[3])
-        """Number of ranks that wrote the checkpoint."""
-
-    def of_rank(self, part: str, rank: int) -> Any:
-        """A part of one rank's state. Raises as ``read_state`` does."""
-        name = f"{part}_world_size_{self.num_ranks}_rank_{rank}.pt"
-        return read_state(os.path.join(self._folder, name))
-
-    def of_all_ranks(self, part: str) -> list[Any]:
-        """A part of every rank's state, in their order. Raises as ``read_state`` does."""
-        return [self.of_rank(part, rank) for rank in range(self.num_ranks)]
-
-
 def read_state(path: str) -> Any:
     """The content of a file that ``torch.save`` wrote. Tensors are read from the disk when they are used.
 
@@ -150,7 +349,4 @@ def read_state(path: str) -> Any:
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-            raise ConfigError(
-                f"{path} is not the state of a learner, and was not loaded: {error} Start with a checkpoint "
-                "that nobody has changed, or with a new run.directory."
-            ) from error
+            raise ConfigError(_not_loaded(path, error)) from error

@@ -31,24 +31,16 @@ def trainable(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: each for name, each in module.named_parameters() if each.requires_grad}
 
 
-def write(tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
-    """Gather ``tensors`` and write them to ``path`` from rank 0."""
-    from safetensors.torch import save_file
-
-    rank = dist.get_rank()
-    state = {}
-    for name, tensor in tensors:
-        full = full_tensor(tensor)
-        if rank == 0:
-            state[name] = full.detach().cpu().contiguous()
-    if rank == 0:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        save_file(state, path, {"format": "pt"})
-    dist.barrier()
+def gathered(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The whole ``tensors`` on rank 0, in host memory; none on the others."""
+    whole = ((name, full_tensor(tensor)) for name, tensor in tensors)
+    is_first = dist.get_rank() == 0
+    kept = ((name, full.detach().to("cpu", copy=True) if is_first else None) for name, full in whole)
+    return {name: full for name, full in kept if full is not None}
 
 
 def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill ``tensors``, sharded or not, from the whole ones of the same names that ``write`` wrote.
+    """Fill ``tensors``, sharded or not, from the whole ones of the same names in a file.
 
     Raises:
         ConfigError: the file is not there, is damaged, or holds other tensors.
@@ -107,11 +99,11 @@ class Reference:
         }
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the module compute what the reference does."""
+    def in_place(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Let the module, whose trained tensors these are, compute what the reference does."""
         self._exchange()
         try:
-            yield
+            yield trainable(self._module)
         finally:
             self._exchange()
 
@@ -123,34 +115,25 @@ class Reference:
             here.copy_(kept)
             kept.copy_(policy)
 
-    def save(self, path: str) -> None:
-        """Write the whole reference, for any number of ranks."""
-        with self.in_place():
-            write(trainable(self._module).items(), path)
-
-    def load(self, path: str) -> None:
-        """Become the reference that ``save`` wrote."""
-        with self.in_place():
-            read(path, trainable(self._module))
-
 
 # -- adapters ------------------------------------------------------------------------------------------
 
 
-def merged(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def merged(
+    module: torch.nn.Module, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights W + (alpha / rank) B A of a model with adapters, by the names of the model without them.
 
     Source: Hu et al. 2021 (LoRA), section 4.1. verl's own export would round to bfloat16.
     """
-    state = module.state_dict()
     layers = dict(adapted(module))
-    for name, tensor in state.items():
+    for name in names:
         if ".lora_" in name:
             continue
-        weight = full_tensor(tensor)
+        weight = whole_tensor(name)
         stem = name.removesuffix(".base_layer.weight")
         if stem != name:
-            down, up = (full_tensor(state[f"{stem}.lora_{part}.{ADAPTER}.weight"]) for part in "AB")
+            down, up = (whole_tensor(f"{stem}.lora_{part}.{ADAPTER}.weight") for part in "AB")
             delta = up @ down
             layer = layers[stem]
             weight = weight + layer.scaling[ADAPTER] * (delta.T if layer.fan_in_fan_out else delta)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from environments.disk import FileDigest
 from environments.errors import LearnerError
 from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -21,18 +23,31 @@ from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import RankShard, as_column
-from policies.learning.verl.shards import StateFiles, restore_model, restore_optimizer
+from policies.learning.verl.shards import (
+    MODEL,
+    Saved,
+    ShardFiles,
+    StateCopy,
+    extra_state,
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+    saved_state,
+    write_tensors,
+)
 from policies.learning.verl.token_trees import pairs_per_token
+from policies.model_files import HUGGINGFACE, weights_file
 
 # isort: split
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.utils.metric import Metric
 from verl.utils.model import convert_weight_keys
 from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine_workers import TrainingWorker
-
-WEIGHTS = os.path.join("huggingface", "model.safetensors")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,24 +139,62 @@ class VerlWorker(TrainingWorker):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full tensors by checkpoint name. Collective: every rank has to iterate to the end."""
-        parameters, _ = self.engine.get_per_tensor_param()
-        for name, tensor in parameters:
-            if not self._is_tied(name):
-                yield name, tensor
+        state, device = self.engine.module.state_dict(), get_device_id()
+        return self._exported(state, lambda name: verl_weights.full_tensor(state[name].to(device)))
+
+    def _exported(
+        self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of these names of the module, by checkpoint name."""
+        module, kind = self.engine.module, self.model_config.hf_config.model_type
+        converted = (
+            each
+            for name, tensor in self._merged(names, whole_tensor)
+            for each in convert_weight_keys({name: tensor}, module).items()
+        )
+        return (each for each in unfuse_moe_params(converted, kind) if not self._is_tied(each[0]))
+
+    def _merged(
+        self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same tensors whole, without adapters."""
+        return ((name, whole_tensor(name)) for name in names)
 
     def _is_tied(self, name: str) -> bool:
         return name == "lm_head.weight" and bool(self.model_config.hf_config.tie_word_embeddings)
 
-    @on_all_ranks
-    def save(self, folder: str) -> None:
-        """Write this rank's optimizer state, and from rank 0 the whole model in Hugging Face format."""
-        self.save_checkpoint(folder)
-        # verl has put config and tokenizer there already; its own export would round to bfloat16.
-        verl_weights.write(self.weights(), os.path.join(folder, WEIGHTS))
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
+        """Copy this rank's state to host memory, and write what is small: config, tokenizer, schedule, random
+        generators. Collective.
+
+        Returns:
+            A function that writes the copy and returns the digests of its files, by path. Not collective: the
+            rank may learn meanwhile. Raises OSError for a file that cannot be written.
+        """
+        self.engine.checkpoint_manager.save_checkpoint(folder)
+        copy = StateCopy()
+        copy.add(model_state(self.engine.module))
+        copy.add(optimizer_state(self.engine.optimizer.state_dict()))
+        self._add_to(copy)
+        return partial(copy.write, folder)
+
+    def _add_to(self, copy: StateCopy) -> None:
+        """Copy other parts of this rank's state."""
+
+    def export(self, folder: str) -> dict[str, FileDigest]:
+        """Write this rank's share of the weights in Hugging Face's form, from what all ranks have written to
+        ``folder``; return the digest of the file. Not collective. Raises as the function of ``begin_save``.
+        """
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        files = ShardFiles(folder)
+        weights = self._exported(files.names_for(rank), lambda name: files.whole(MODEL + name))
+        tensors = {name: tensor.contiguous() for name, tensor in weights}
+        name = weights_file(rank, num_ranks)
+        return write_tensors(tensors, os.path.join(folder, HUGGINGFACE, name), {"format": "pt"})
 
     @on_all_ranks
     def load(self, folder: str) -> str | None:
-        """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
+        """Restore what was saved; return a sentence on what could not be restored, if there is any.
 
         Weights, moments and the place in the schedule, however many ranks saved them; where they were as many
         as now, the random generators too, of which each rank has its own. Settings of the optimizer are this
@@ -150,21 +203,25 @@ class VerlWorker(TrainingWorker):
         Raises:
             ConfigError: the checkpoint is damaged, or of another model.
         """
-        files, present = StateFiles(folder), dist.get_world_size()
-        restore_model(self.engine.module, files.of_all_ranks("model"))
-        restore_optimizer(self.engine.optimizer, files.of_all_ranks("optim"))
+        saved, present = saved_state(folder), dist.get_world_size()
+        restore_model(self.engine.module, saved)
+        restore_optimizer(self.engine.optimizer, saved)
+        self._restore_from(saved, folder)
         if self.engine.is_optimizer_offload_enabled:
             self.engine.to("cpu", model=False, grad=False)
-        is_same = files.num_ranks == present
-        extra = files.of_rank("extra_state", dist.get_rank() if is_same else 0)
+        is_same = saved.num_ranks == present
+        extra = extra_state(folder, dist.get_rank() if is_same else 0, saved.num_ranks)
         self.set_schedule(extra["lr_scheduler"])
         if is_same:
             self.engine.checkpoint_manager.load_rng_state(extra["rng"])
             return None
         return (
-            f"The checkpoint was written by {files.num_ranks} learner rank(s) and is loaded by {present}: "
+            f"The checkpoint was written by {saved.num_ranks} learner rank(s) and is loaded by {present}: "
             "weights, optimizer and schedule are as they were; the random generators begin anew."
         )
+
+    def _restore_from(self, saved: Saved, folder: str) -> None:
+        """Restore what ``_add_to`` has copied."""
 
     def schedule(self) -> dict[str, Any]:
         """The state of the learning rate's schedule, for ``set_schedule``."""

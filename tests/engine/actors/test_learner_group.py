@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import batches, ragged_samples
+from learner_samples import batches, ragged_samples, save
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.errors import ConfigError
@@ -53,12 +53,12 @@ def test_two_ranks_load_what_one_has_saved(
     alone, learner = make_rank(), make_learner(TWO_RANKS)
     alone.begin_phase(OptimizerConfig(lr=1e-3), 100)
     alone.update(alone.score(batches(1)))
-    alone.save(str(tmp_path))
+    save(alone, tmp_path)
     left_out = learner.load(str(tmp_path))
     assert left_out is not None
     assert "written by 1 learner rank(s) and is loaded by 2" in left_out
     again = str(tmp_path / "again")
-    learner.save(again)
+    learner.begin_save(again)()
     saved = weights_of(Path(again) / "huggingface")
     for name, tensor in alone.weights():
         assert torch.equal(saved[name], tensor), name
@@ -140,7 +140,7 @@ def test_adapters_critic_reference_of_two_ranks_load_on_one(
     assert update.metrics["learn/value_loss"] > 0
     assert update.metrics["learn/ratio_max"] == 1
     trained = learner.score(batches(1))
-    learner.save(str(tmp_path))
+    learner.begin_save(str(tmp_path))()
 
     alone = make_rank(replace(ADAPTED, num_workers=1), PPO, seed=1)
     left_out = alone.load(str(tmp_path))

@@ -44,7 +44,7 @@ def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
     group, others = learner
     (rank,) = ranks() - others
     group.begin_phase(RISING, 100)
-    group.save(str(tmp_path / "unpublished"))
+    group.begin_save(str(tmp_path / "unpublished"))()
     os.kill(rank, signal.SIGKILL)
     with pytest.raises(LearnerLostError, match="has died"):
         group.score(batches(1))
@@ -53,7 +53,7 @@ def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
     group.publish(3)
     later = OptimizerConfig(lr=1e-5)
     group.begin_phase(later, 100)
-    group.save(str(tmp_path / "later"))
+    group.begin_save(str(tmp_path / "later"))()
     assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
     metrics = group.update(group.score(batches(1))).metrics
     assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"
@@ -65,7 +65,7 @@ def test_stopped_or_killed_rank_returns_with_published_weights(
     group, others = learner
     group.begin_phase(RISING, 100)
     group.update(group.score(batches(1)))
-    group.save(str(tmp_path))
+    group.begin_save(str(tmp_path))()
     group.update(group.score(batches(1)))
     group.publish(7)
     published = group.logprobs(batches(1)[0])

@@ -110,7 +110,7 @@ def test_what_the_learner_publishes_is_what_the_engine_speaks(
     learner.fit([TrainBatch(samples=tuple(_sample(answer) for answer in answers))] * 2)
     version = policy_app.publish(weights_of(policy_app.model_path)) + 1
     learner.publish(version)
-    learner.save(str(tmp_path))
+    learner.begin_save(str(tmp_path))()
     learned = speak(sampler, version)
     assert_spoken_by(load(tmp_path / "huggingface"), learned)
     assert [each.completion_ids for each in learned] != [each.completion_ids for each in answers]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from learner_samples import save, save_as_before
 
 from environments.errors import ConfigError
 from environments.types import Trajectory
@@ -32,12 +33,11 @@ pytestmark = [
 ADAPTED = LearnerConfig(lora=LoRAConfig(rank=4))
 WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))
 PARTS = ("model", "optim", "extra_state")
-STATE_OF_ONE_RANK = [f"{part}_world_size_1_rank_0.pt" for part in PARTS]
+STATE_OF_ONE_RANK = ["state_00000_of_00001.safetensors", "extra_state_world_size_1_rank_0.pt"]
 READ_BY_A_RESUME = {
     "state.json",
     "ready.jsonl",
     "lora_train_meta.json",
-    "reference.safetensors",
     *STATE_OF_ONE_RANK,
     *(f"critic/{name}" for name in STATE_OF_ONE_RANK),
 }
@@ -83,12 +83,12 @@ def checkpoint(learner: tuple[Any, Any], tmp_path: Path) -> Path:
     """A checkpoint with all the files that there can be: of adapters, a reference, a critic, a rollout."""
     rank, critic = learner
 
-    def save(folder: str) -> None:
-        rank.save(folder)
-        critic.save(f"{folder}/critic")
+    def save_both(folder: str) -> None:
+        save(rank, folder)
+        save(critic, f"{folder}/critic")
 
     ready = (Trajectory(task={"n": 1}, rollout_id="00000000/0000"),)
-    return CheckpointFolder(tmp_path, kept=1).save(Progress(step=1), StreamState(ready=ready), save)
+    return CheckpointFolder(tmp_path, kept=1).save(Progress(step=1), StreamState(ready=ready), save_both)
 
 
 def resume(checkpoint: Path, learner: tuple[Any, Any]) -> StreamState:
@@ -138,9 +138,10 @@ def test_no_file_of_checkpoint_runs_code_and_error_names_file(
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("part", PARTS)
-def test_state_of_another_number_of_ranks_runs_no_code_either(
+def test_state_of_earlier_versions_runs_no_code_either(
     checkpoint: Path, learner: tuple[Any, Any], tmp_path: Path, part: str, rank: int
 ) -> None:
+    save_as_before(learner[0], checkpoint)
     for each in PARTS:
         path = checkpoint / f"{each}_world_size_1_rank_0.pt"
         for number in (0, 1):

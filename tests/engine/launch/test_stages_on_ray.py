@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +86,16 @@ def test_preferences_are_learned_and_go_on_from_a_checkpoint(
         "preferences.optimizer={lr: 1e-3}",
         "run.checkpoint_every=6",
     ]
-    save = CheckpointFolder.save
+    begin_save = CheckpointFolder.begin_save
 
-    def save_and_copy(checkpoints: CheckpointFolder, *arguments: Any) -> Path:
-        path = save(checkpoints, *arguments)
+    def save_and_copy(checkpoints: CheckpointFolder, *arguments: Any) -> Callable[[], Path]:
+        path = begin_save(checkpoints, *arguments)()
         if CheckpointFolder.progress(path).stage_steps.get("preferences") == 6:
             shutil.copytree(whole, stopped, symlinks=True, ignore=shutil.ignore_patterns(LOCK))
-        return path
+        return lambda: path
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointFolder, "save", save_and_copy)
+        patch.setattr(CheckpointFolder, "begin_save", save_and_copy)
         small_run(whole, *settings)
     records = read_records(whole / PREFERENCE_STEPS)
     assert [each["step"] for each in records] == list(range(1, 13))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import RESPONSE_TOKENS, batches, with_random_columns
+from learner_samples import RESPONSE_TOKENS, batches, save, save_as_before, with_random_columns
 from machine import free_port
 from torch.distributed.tensor import DTensor
 from transformers_reference import weights_of
@@ -63,9 +63,10 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
         )
         worker.begin_phase(OPTIMIZER, 100)
         worker.load(str(folder / kind / "one"))
-        worker.save(str(folder / kind / "two"))
+        save(worker, folder / kind / "two")
+        save_as_before(worker, folder / kind / "before")
         worker.update(samples())
-        worker.save(str(folder / kind / "updated"))
+        save(worker, folder / kind / "updated")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def saved(make: MakeRank, tiny_model: Path, tmp_path_factory: pytest.TempPathFac
         alone[kind].begin_phase(OPTIMIZER, 100)
         for _ in range(2):
             alone[kind].update(samples())
-        alone[kind].save(str(folder / kind / "one"))
+        save(alone[kind], folder / kind / "one")
     on_two_ranks(two_ranks_go_on, free_port(), tiny_model, folder)
     return Saved(folder, alone)
 
@@ -117,13 +118,14 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     return max(float((tensor - theirs[name]).detach().abs().max()) for name, tensor in ours.items())
 
 
+@pytest.mark.parametrize("form", ["two", "before"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_from_one_rank_to_two_and_back_is_bit_identical(
-    saved: Saved, make: MakeRank, kind: str
+    saved: Saved, make: MakeRank, kind: str, form: str
 ) -> None:
     alone, back = saved.alone[kind], make(kind)
     back.begin_phase(OPTIMIZER, 100)
-    left_out = back.load(str(saved.folder / kind / "two"))
+    left_out = back.load(str(saved.folder / kind / form))
     assert left_out is not None
     assert "written by 2 learner rank(s) and is loaded by 1" in left_out
     assert left_out.endswith("are as they were; the random generators begin anew.")
@@ -156,9 +158,24 @@ def test_two_ranks_learn_from_it_what_one_would(saved: Saved, make: MakeRank, ki
     assert differences[1] > 1e-4
 
 
-def test_checkpoint_that_lacks_a_rank_names_its_file(saved: Saved, make: MakeRank, tmp_path: Path) -> None:
-    for path in (saved.folder / "all weights" / "two").glob("*.pt"):
-        if path.name != "optim_world_size_2_rank_1.pt":
+@pytest.mark.parametrize(
+    ("form", "lacking"),
+    [("two", "state_00001_of_00002.safetensors"), ("before", "optim_world_size_2_rank_1.pt")],
+)
+def test_checkpoint_that_lacks_a_rank_names_its_file(
+    saved: Saved, make: MakeRank, tmp_path: Path, form: str, lacking: str
+) -> None:
+    for path in (saved.folder / "all weights" / form).iterdir():
+        if path.name != lacking:
             (tmp_path / path.name).symlink_to(path)
-    with pytest.raises(ConfigError, match=r"optim_world_size_2_rank_1.pt is not the state of a learner"):
+    with pytest.raises(ConfigError, match=f"{lacking} is not the state of a learner"):
         make("all weights").load(str(tmp_path))
+
+
+def test_each_of_two_ranks_writes_half_of_the_files(saved: Saved) -> None:
+    folder = saved.folder / "all weights" / "two"
+    sizes = [path.stat().st_size for path in sorted(folder.glob("state_*"))]
+    assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)
+    exported = sorted((folder / "huggingface").glob("*.safetensors"))
+    assert [each.name for each in exported] == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert_same(weights_of(folder / "huggingface"), dict(saved.alone["all weights"].weights()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import batches, ragged_samples, with_random_columns
+from learner_samples import batches, ragged_samples, save, with_random_columns
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.errors import ConfigError, LearnerError
@@ -518,7 +518,7 @@ def test_teacher_scores_tokens_and_stays_as_it_is(
                 masked = expected * torch.tensor(sample.loss_mask)
                 torch.testing.assert_close(torch.tensor(sample.teacher_logprobs), masked, rtol=0, atol=1e-5)
         rank.update(scored)
-    rank.save(str(tmp_path))
+    save(rank, tmp_path)
     make_rank(learner, AlgorithmConfig()).load(str(tmp_path))  # a checkpoint is the student's alone
 
 
@@ -550,7 +550,7 @@ def test_loaded_checkpoint_goes_on_bit_by_bit(
     first = make_rank(learner, WITH_REFERENCE)
     first.begin_phase(FAST, 100)
     first.update(first.score(batches()))
-    first.save(str(tmp_path))
+    save(first, tmp_path)
     first.update(first.score(batches()))
     second = make_rank(learner, WITH_REFERENCE, seed=1)
     step(second)  # so that there is something to be overwritten
@@ -565,7 +565,7 @@ def test_resumed_learner_has_its_runs_settings_and_moments(make_rank: MakeRank, 
     first = make_rank()
     first.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=4), 100)
     first.update(first.score(batches()))
-    first.save(str(tmp_path))
+    save(first, tmp_path)
     second = make_rank(LearnerConfig(verl={"optimizer": {"betas": [0.5, 0.6]}}))
     second.begin_phase(OptimizerConfig(lr=1e-4, weight_decay=0.3, warmup_steps=4), 100)
     second.load(str(tmp_path))
@@ -580,13 +580,13 @@ def test_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRan
     plain = make_rank()
     with pytest.raises(ConfigError, match="is not a whole checkpoint"):
         plain.load(str(tmp_path))
-    plain.save(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"reference.safetensors is missing: .* other settings"):
+    save(plain, tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no reference policy with .* other settings"):
         make_rank(algorithm=WITH_REFERENCE).load(str(tmp_path))
     adapted = make_rank(ADAPTED)
     with pytest.raises(ConfigError, match=r"of rank 0 and alpha 0, .* learner.lora.rank=4 .*: resume with"):
         adapted.load(str(tmp_path))
-    adapted.save(str(tmp_path))
+    save(adapted, tmp_path)
     with pytest.raises(ConfigError, match=r"of rank 4 and alpha 16, .*rank=4 and alpha 8: resume with"):
         make_rank(LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"lora_alpha": 8}})).load(
             str(tmp_path)
@@ -596,12 +596,12 @@ def test_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRan
 def test_checkpoint_of_another_model_is_refused(
     make_rank: MakeRank, make_critic_rank: MakeRank, untied_model: Path, tmp_path: Path
 ) -> None:
-    make_critic_rank().save(str(tmp_path / "critic"))
-    with pytest.raises(ConfigError, match=r"another model: only one of the two has '.*head.weight' of shape"):
+    save(make_critic_rank(), tmp_path / "critic")
+    with pytest.raises(ConfigError, match=r"another model: only one of the two has '\w.*' of shape"):
         make_rank().load(str(tmp_path / "critic"))
-    make_rank().save(str(tmp_path / "tied"))
+    save(make_rank(), tmp_path / "tied")
     untied = make_rank(model=untied_model)
-    with pytest.raises(ConfigError, match=r"another model: it trains \d+ parameters, .* Resume with the mod"):
+    with pytest.raises(ConfigError, match=r"another model: only one .* 'lm_head.* Resume with the mod"):
         untied.load(str(tmp_path / "tied"))
 
 
@@ -616,7 +616,7 @@ def test_adapters_are_merged_into_what_is_published_and_saved(
     rank = make_rank(ADAPTED)
     assert_same(weights(rank), weights_of(tiny_model))
     step(rank, OptimizerConfig(lr=1e-2))
-    rank.save(str(tmp_path))
+    save(rank, tmp_path)
     assert_same(weights(rank), weights_of(tmp_path / "huggingface"))
     merged = load(tmp_path / "huggingface")
     adapted = PeftModel.from_pretrained(load(tiny_model), tmp_path / "adapter")
@@ -692,7 +692,7 @@ def test_adapters_beside_experts_go_by_the_checkpoints_names(
     assert_same(weights(rank), _on_disk(path))
     before = weights(rank)
     step(rank, OptimizerConfig(lr=1e-2))
-    rank.save(str(tmp_path))
+    save(rank, tmp_path)
     assert_same(weights(rank), _on_disk(tmp_path / "huggingface"))
     moved = {
         key.split(".")[-2] for key, tensor in weights(rank).items() if not torch.equal(tensor, before[key])
@@ -809,7 +809,7 @@ def test_critics_checkpoint_restores_its_values(make_critic_rank: MakeRank, tmp_
     critic.begin_phase(FAST, 100)
     critic.update(valued(critic))
     critic.update(valued(critic))
-    critic.save(str(tmp_path))
+    save(critic, tmp_path)
     assert other.values(batches()) != critic.values(batches())
     assert other.load(str(tmp_path)) is None
     assert other.values(batches()) == critic.values(batches())

@@ -39,7 +39,9 @@ class FakeLearner:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def save(self, folder: str) -> None: ...
+    def begin_save(self, folder: str) -> None: ...
+
+    def check_ranks(self) -> None: ...
 
     def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int:
         self.num_rebuilt += 1

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from environments.disk import FileDigest
+from environments.errors import LearnerLostError, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
 from launch.reporting.goal import Goal
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
+from launch.training.activity import Activity
+from launch.training.clock import Clock
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
@@ -66,7 +73,7 @@ def test_stage_without_rollouts_is_saved_as_often_as_chosen(tmp_path: Path) -> N
     state = state_of(tmp_path)
     config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=6))
     parts: Any = SimpleNamespace(
-        save=lambda folder: None, have_begun=False, announce=lambda text: None, running_step=None
+        begin_save=lambda folder: None, have_begun=False, announce=lambda text: None, running_step=None
     )
     milestones = Milestones(config, 9, state, None, parts, parts, parts, Interrupts())
     saved = []
@@ -75,6 +82,112 @@ def test_stage_without_rollouts_is_saved_as_often_as_chosen(tmp_path: Path) -> N
         milestones.save_offline(before, done)
         saved.append(state.saved is not None and state.saved.stage_steps["preferences"])
     assert saved == [False, 10, 10, 12]
+
+
+class SlowDisk:
+    """The learner, whose state is copied at once, and written when a test lets it be."""
+
+    def __init__(self) -> None:
+        self.is_free, self.num_copies, self.error = threading.Event(), 0, ""
+
+    def check_ranks(self) -> None: ...
+
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
+        self.num_copies += 1
+
+        def write() -> dict[str, FileDigest]:
+            assert self.is_free.wait(20)
+            path = Path(folder, "state_00000_of_00001.safetensors")
+            if self.error:
+                raise OSError(f"{path} could not be written: {self.error}")
+            path.write_text("weights")
+            return {str(path): FileDigest.of(path)}
+
+        return write
+
+
+def save_beside(state: RunState, learner: Any) -> tuple[Milestones, list[str]]:
+    """The milestones of a run that saves each update, and what it announces."""
+    milestones, announced = under_way(state)
+    run = SimpleNamespace(best_metric=None, checkpoint_every=1)
+    config: Any = SimpleNamespace(run=run, evaluation=SimpleNamespace(every=0))
+    return replace(milestones, config=config, learner=learner), announced
+
+
+def make_update(milestones: Milestones) -> None:
+    progress = milestones.state.progress
+    progress.step += 1
+    progress.stage_steps["reinforce"] = progress.step
+    milestones.evaluate_and_save(Clock(Activity()))
+
+
+def test_checkpoint_is_written_beside_the_next_update(tmp_path: Path) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    make_update(milestones)
+    assert (learner.num_copies, announced, state.saved_step) == (1, [], -1)
+    assert state.checkpoints.latest() is None, "it is not whole"
+    assert not milestones.checkpoint_due(), "it is under way"
+    state.progress.step = 7
+    learner.is_free.set()
+    milestones.finish_save()
+    assert announced == [f"Checkpoint: {tmp_path / 'checkpoints' / 'step_000001'}"]
+    assert state.saved_step == 1, "progress when the copy was made"
+    assert "state_00000_of_00001" in (tmp_path / "checkpoints/step_000001/state.json").read_text()
+
+
+def test_next_checkpoint_waits_for_the_one_being_written(tmp_path: Path) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    make_update(milestones)
+    threading.Timer(0.2, learner.is_free.set).start()
+    make_update(milestones)
+    assert len(announced) == 1 and learner.num_copies == 2
+    milestones.finish_save()
+    assert state.saved_step == 2
+
+
+def test_failed_write_is_named_at_the_next_update(tmp_path: Path) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    learner.is_free.set()
+    milestones, _ = save_beside(state, learner)
+    make_update(milestones)
+    milestones.finish_save()
+    learner.error = "Input/output error"
+    make_update(milestones)
+    named = r"step 2 was not written, and step_000001 before it is whole: .*state_00000.*: Input/output error"
+    with pytest.raises(TroupeError, match=named):
+        make_update(milestones)
+    latest = state.checkpoints.latest()
+    assert latest is not None and latest.name == "step_000001"
+    assert state.saved_step == 1 and learner.num_copies == 2
+    learner.error = ""
+    milestones.save_failed()
+    assert state.saved_step == 3, "the run that ends saves its last update"
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_lost_learner_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_time: bool
+) -> None:
+    def lose() -> None:
+        raise LearnerLostError("A learner rank has died.")
+
+    monkeypatch.setattr("launch.training.milestones.CALL_ANSWER_SECONDS", 0.2)
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    make_update(milestones)
+    monkeypatch.setattr(learner, "check_ranks", lose)
+    if is_in_time:
+        learner.is_free.set()
+    milestones.finish_save_after_loss()
+    assert state.saved_step == (1 if is_in_time else -1)
+    assert ("left out" in announced[0]) != is_in_time
+    learner.is_free.set()
+    make_update(milestones)
+    milestones.finish_save()
+    folders = {path.name for path in (tmp_path / "checkpoints").glob("step_*")}
+    assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
 
 
 class FakeEvaluator:
@@ -105,7 +218,7 @@ def under_way(
         evaluation=lambda step, numbers, groups: None,
         goal=Goal(),
     )
-    learner: Any = SimpleNamespace(save=lambda folder: None)
+    learner: Any = SimpleNamespace(begin_save=lambda folder: None)
     rollouts: Any = SimpleNamespace(state=StreamState, have_begun=True)
     return Milestones(config, 9, state, evaluator, learner, rollouts, tracker, Interrupts()), said
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import yaml
 from scripted_judge import judged, serving, verdict
 
 from environments.data.trajectory_json import plain_json
+from environments.disk import FileDigest
 from environments.errors import ConfigError, EnvironmentFailure, TroupeError
 from environments.rewards.judge import Judge
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
@@ -74,7 +75,7 @@ class OneWeight:
 
     def publish(self, version: int) -> None: ...
 
-    def save(self, folder: str) -> None:
+    def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         import torch
         from safetensors.torch import save_file
 
@@ -82,6 +83,7 @@ class OneWeight:
         Path(folder, "huggingface").mkdir()
         tensors = {"weight": torch.tensor([self.weight], dtype=torch.float64)}
         save_file(tensors, Path(folder, "huggingface", "model.safetensors"))
+        return dict
 
     def load(self, folder: str) -> None:
         self.weight = float(Path(folder, "state").read_text())
@@ -150,7 +152,7 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     for step in range(NUM_UPDATES):
         Reinforce(config).step(run, state, Clock(Activity()))
         if step != 1:
-            state.save(StreamState(), learner.save)
+            state.save(StreamState(), learner.begin_save)
     metrics.close()
     return folder
 
@@ -191,7 +193,7 @@ def test_number_and_weight_that_differ_are_named(folder: Path) -> None:
     checkpoint = folder / "checkpoints" / "step_000003"
     (checkpoint / "huggingface" / "model.safetensors").unlink()
     (checkpoint / "huggingface").rmdir()
-    other.save(str(checkpoint))
+    other.begin_save(str(checkpoint))
     is_same, printed = replayed(folder, 3)
     assert not is_same
     assert "DIFFERS  update 3" in printed and "learn/loss is " in printed and "recorded was" in printed

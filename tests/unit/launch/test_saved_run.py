@@ -127,7 +127,7 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
         tracker, interrupts = arguments[5:7]
         state = arguments[4]
         rollouts: Any = SimpleNamespace(state=lambda: stream, have_begun=True)
-        learner: Any = SimpleNamespace(save=lambda folder: None)
+        learner: Any = SimpleNamespace(begin_save=lambda folder: None)
 
         def train(stages: Any, budget: Any) -> None:
             state.progress.step, state.progress.stage_steps = 3, {"reinforce": 3}

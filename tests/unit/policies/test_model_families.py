@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from learner_samples import ragged_samples
+from learner_samples import ragged_samples, save
 from model_families import FAMILIES, build
 from transformers_reference import load, token_logprobs, weights_of
 
@@ -38,7 +38,7 @@ def test_family_scores_as_transformers_and_publishes_its_names(
     batch = TrainBatch(samples=ragged_samples(3))
     update = rank.update(rank.score([batch]))
     assert update.metrics["learn/grad_norm"] > 0
-    rank.save(str(tmp_path))
+    save(rank, tmp_path)
     trained, original = weights_of(tmp_path / "huggingface"), weights_of(path)
     assert {key: each.shape for key, each in trained.items()} == {
         key: each.shape for key, each in original.items()
