@@ -41,7 +41,7 @@ class EngineTurns:
             await wait_with_timeout(self._changed, lambda: not self._awake(), REPLICA_CHECK_SECONDS)
             for replica in set(awake) & set(self._awake()):
                 if await _has_died(replica):
-                    del self._replicas[replica]
+                    self._replicas.pop(replica, None)  # an interrupted call may find it too
 
     def _awake(self) -> list[Any]:
         """Replicas that the learner has to wait for."""

@@ -33,6 +33,7 @@ class Replica:
         self.task = asyncio.create_task(self._run())
 
     async def _answer(self) -> None:
+        await asyncio.sleep(0.01)  # a call of an actor takes a moment
         if self.is_dead:
             raise ActorDiedError
 
@@ -130,6 +131,20 @@ def test_replica_that_dies_in_its_turn_keeps_nobody_waiting(monkeypatch: pytest.
         lost.die()
         await turns.take(LEARNER)
         assert (lost.events, other.events) == (["loaded"], ["loaded", "asleep"])
+
+    played(work)
+
+
+def test_two_calls_of_the_learner_find_the_same_dead_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted call goes on in the store, beside the one that saves the run."""
+    monkeypatch.setattr(engine_turns, "REPLICA_CHECK_SECONDS", 0.05)
+
+    async def work(turns: EngineTurns) -> None:
+        lost = Replica(turns)
+        await turns.take(ENGINES)
+        await settled()
+        lost.die()
+        await asyncio.gather(turns.take(LEARNER), turns.take(LEARNER))
 
     played(work)
 
