@@ -96,17 +96,13 @@ class RankWorker(ABC):
         Raises:
             LearnerError: the GPU's memory is full.
         """
-        with self._named_out_of_memory():
-            try:
-                return methodcaller(method, *args)(self._model)
-            finally:
-                if self._gives_back:
-                    give_back_memory()
+        with self._at_work():
+            return methodcaller(method, *args)(self._model)
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         """Call ``method`` as ``work`` does, and yield what it yields. ``end_stream`` raises its error."""
         try:
-            with self._named_out_of_memory():
+            with self._at_work():
                 # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
                 for piece in methodcaller(method, *args)(self._model):  # noqa: UP028
                     yield piece
@@ -121,7 +117,7 @@ class RankWorker(ABC):
 
     def begin_save(self, folder: str) -> None:
         """Copy the model's state, which ``write`` writes to ``folder``."""
-        with self._named_out_of_memory():
+        with self._at_work():
             self._write = self._model.begin_save(folder)
 
     @ray.method(concurrency_group=DISK)
@@ -137,7 +133,8 @@ class RankWorker(ABC):
         return self._model.export(folder)
 
     @contextmanager
-    def _named_out_of_memory(self) -> Iterator[None]:
+    def _at_work(self) -> Iterator[None]:
+        """Name what a full GPU lacks; give free memory back afterwards, if the rank does so."""
         from torch import OutOfMemoryError
 
         try:
@@ -148,6 +145,9 @@ class RankWorker(ABC):
                 f"The GPU of a learner rank on {socket.gethostname()} has no memory left ({error}). Lower "
                 f"learner.micro_batch_tokens={most}, or raise learner.num_workers, which divide the model."
             ) from error
+        finally:
+            if self._gives_back:
+                give_back_memory()
 
 
 def give_back_memory() -> None:

@@ -182,7 +182,9 @@ def test_ranks_take_their_turn_before_each_piece_of_work(monkeypatch: pytest.Mon
 
 class FreeingRank(RankWorker):
     def _load(self, **_: Any) -> Any:
-        return SimpleNamespace(learn=self._learn)
+        return SimpleNamespace(
+            learn=self._learn, begin_save=lambda _: self._learn(), pieces=lambda: iter([self._learn()])
+        )
 
     def _learn(self) -> int:
         """Free 64 MiB in pieces that the C library keeps, below one in use; return the memory."""
@@ -192,13 +194,20 @@ class FreeingRank(RankWorker):
         return psutil.Process().memory_info().rss
 
 
-def test_rank_that_shares_its_device_gives_memory_back() -> None:
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda rank: rank.work("learn"),
+        lambda rank: rank.begin_save("folder") or rank._write,
+        lambda rank: [*rank.stream("pieces")][0],
+    ],
+)
+def test_rank_that_shares_its_device_gives_memory_back(work: Callable[[RankWorker], int]) -> None:
     held = []
     for gives_back in (False, True):
         rank = FreeingRank(None, gives_back)
         rank._model = rank._load()
-        before = rank.work("learn")
-        held.append(before - psutil.Process().memory_info().rss)
+        held.append(work(rank) - psutil.Process().memory_info().rss)
     assert held[0] < 8 << 20 < 32 << 20 < held[1]
 
 
