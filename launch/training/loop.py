@@ -114,6 +114,8 @@ class TrainingLoop:
                 run.learner.begin_phase(stage.optimizer, stage.num_schedule_steps)
         if stage.rolls_out:
             self._begin_rollouts()
+        elif run.config.server.colocated:  # whose start cannot go on beside the stage
+            self._wait_for_servers()
         while stage.num_done(state) < stage.num_steps and not run.tracker.goal.reached:
             run.interrupts.raise_if_interrupted()
             clock = Clock(self.activity)
@@ -135,15 +137,20 @@ class TrainingLoop:
         run = self.run
         if run.rollouts.have_begun:
             return
+        self._wait_for_servers()
         for service in self.services[:1]:
-            with self.activity.during("server"):
-                service.wake()
-                self._wait_for_server(service)
             self._announce_server()
             service.stream.watch(run.learner.check_ranks)
         run.report.begin()
         run.rollouts.begin(self.plan.still_wanted(self.state.saved_stream()))
         run.tracker.begin_steps()
+
+    def _wait_for_servers(self) -> None:
+        """Let the training's engines have their turn, and wait until they have started."""
+        for service in self.services[:1]:
+            with self.activity.during("server"):
+                service.wake()
+                self._wait_for_server(service)
 
     def _wait_for_server(self, service: RolloutService) -> None:
         """Return when rollouts can be requested. Raises the error that has kept the service from starting."""

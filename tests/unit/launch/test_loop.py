@@ -119,6 +119,35 @@ def test_undisturbed_run_takes_every_group_once(tmp_path: Path) -> None:
     assert (learner.version, learner.num_rebuilt, learner.num_phases) == (NUM_STEPS, 0, 1)
 
 
+@pytest.mark.parametrize("colocated", [False, True])
+def test_engines_that_take_turns_start_before_a_stage_without_rollouts(colocated: bool) -> None:
+    """What keeps them from starting is found before its steps, and other programs may start meanwhile."""
+    events: list[str] = []
+    service: Any = SimpleNamespace(
+        wake=lambda: events.append("wake"),
+        is_up=True,
+        wait_until_up=lambda seconds: not events.append("up"),
+        check_start=lambda: None,
+    )
+    stage: Any = SimpleNamespace(
+        rolls_out=False,
+        optimizer=None,
+        num_schedule_steps=1,
+        num_steps=1,
+        num_done=lambda state: events.count("step"),
+        step=lambda *_: events.append("step"),
+    )
+    parts: Any = SimpleNamespace(
+        config=compose([f"server.colocated={colocated}"]),
+        learner=SimpleNamespace(begin_phase=lambda *_: events.append("learner")),
+        interrupts=Interrupts(),
+        tracker=SimpleNamespace(goal=Goal(None, None)),
+    )
+    others: Any = SimpleNamespace(save_offline=lambda *_: None)
+    TrainingLoop(parts, others, others, others, [service], Activity())._train_stage(stage)
+    assert events == ["learner", *["wake", "up"] * colocated, "step"]
+
+
 def test_run_ends_with_checkpoint_at_its_goal(tmp_path: Path) -> None:
     goal = ("run.stop_metric=rollout/reward_mean", "run.stop_at=0.75", "run.checkpoint_every=50")
     stage, learner = trained(tmp_path, -1, *goal, last_step=3)
