@@ -69,9 +69,9 @@ class Zygote:
         self._lock = threading.Lock()
         with self._control.makefile("rb") as control:
             line = control.readline()
-        if error := json.loads(line or b'"it was killed"'):
+        if error := json.loads(line or b'"the one that imports for them was killed."'):
             self.end()
-            raise RuntimeError(f"{' and '.join(pair.modules)} cannot be used by forked processes: {error}")
+            raise RuntimeError(f"The processes of pairs cannot be forked: {error}")
 
     @property
     def is_alive(self) -> bool:

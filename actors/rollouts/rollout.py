@@ -83,7 +83,8 @@ class Pair:
     @property
     def modules(self) -> tuple[str, ...]:
         """Modules that a process of several pairs imports once for all."""
-        return self.agent_class.__module__, self.env_class.__module__, *self.more_modules
+        all_modules = (self.agent_class.__module__, self.env_class.__module__, *self.more_modules)
+        return tuple(dict.fromkeys(filter(None, all_modules)))  # what exec has made is of none
 
     def make_agent(self) -> BaseAgent:
         """A new agent. Raises ``AgentError``."""

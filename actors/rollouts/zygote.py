@@ -62,11 +62,11 @@ def _import(modules: list[str]) -> str:
                 importlib.import_module(name)
         except Exception as error:  # noqa: BLE001  # a user's module, which may raise anything
             return f"importing {name} raised {type(error).__name__}: {error}"
-    if (num_threads := threading.active_count()) > 1:
-        return (
-            f"importing them has started {num_threads - 1} thread(s), which such a process would lack. Set "
-            "fleet.pairs_per_actor=1, or start them in the environment's __init__."
-        )
+        if (num_threads := threading.active_count()) > 1:
+            return (
+                f"importing {name} has started {num_threads - 1} thread(s), which they would lack. Set "
+                "fleet.pairs_per_actor=1, or start them when a rollout begins."
+            )
     return ""
 
 

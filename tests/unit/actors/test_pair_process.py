@@ -235,7 +235,7 @@ def test_module_that_starts_a_thread_is_named(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "threaded_world.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     environment = type("ThreadedEnv", (ModeEnv,), {"__module__": "threaded_world"})
-    with pytest.raises(RuntimeError, match=r"game and threaded_world cannot .* has started 1 thread\(s\)"):
+    with pytest.raises(RuntimeError, match=r"importing threaded_world has started 1 thread\(s\)"):
         Zygote(Pair(agent_class=GameAgent, env_class=environment))
 
 
@@ -249,6 +249,13 @@ def test_pairs_of_a_function_share_the_modules_of_the_gateway() -> None:
     loaded = Path(f"/proc/{zygote._process.pid}/maps").read_text()
     zygote.end()
     assert "/httptools/" in loaded and "/pydantic_core/" in loaded and "/ray/" not in loaded
+
+
+def test_function_of_no_module_is_played_by_forked_processes() -> None:
+    made: dict[str, Any] = {}
+    exec("def solve(task, client): return 1.0", made)
+    zygote = Zygote(pair_of(None, None, made["solve"], {}, {}))
+    zygote.end()
 
 
 def test_judge_in_a_forked_pair_gives_a_verdict_or_a_failure() -> None:
