@@ -44,9 +44,10 @@ def check_colocation(config: TrainConfig) -> None:
     ):
         if value:
             raise ConfigError(f"{shared}{name}={value} adds engines on other devices. Leave it out.")
-    if engine_class(engine).sleep is Engine.sleep:
+    own = engine_class(engine)
+    if own.sleep is Engine.sleep or own.wake is Engine.wake:
         raise ConfigError(
-            f"{shared}server.engine.name={engine.name!r} cannot sleep. Give it the methods sleep and wake of "
+            f"{shared}server.engine.name={engine.name!r} cannot sleep and wake. Give it both methods of "
             "policies.engines.base.Engine, or set server.colocated=false."
         )
     on_gpu = learner.device == "cuda"

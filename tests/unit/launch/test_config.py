@@ -288,7 +288,7 @@ ON_GPU = ["learner.device=cuda", "server.engine.num_gpus=1"]
         ),
         (["evaluation.num_replicas=1"], r"evaluation\.num_replicas=1 adds engines .*Leave it out"),
         (["server.max_replicas=2"], r"server\.max_replicas=2 adds engines"),
-        (["server.engine.name=scripted_engine:ScriptedEngine"], "cannot sleep. Give it the methods sleep"),
+        (["server.engine.name=scripted_engine:ScriptedEngine"], "cannot sleep and wake. Give it both methods"),
         (ON_GPU[:1], r"device=cuda and server\.engine\.num_gpus=0 share no device\. Set .*num_gpus=1"),
         (ON_GPU[1:], r"device=cpu and server\.engine\.num_gpus=1 share no device"),
         ([*ON_GPU, "learner.num_workers=2"], r"num_workers=2, server\.num_replicas=1 .* the same number"),
@@ -300,6 +300,13 @@ def test_devices_that_cannot_be_shared_are_refused(overrides: list[str], message
     with pytest.raises(ConfigError, match=message):
         check_colocation(compose(["server.colocated=true", *overrides]))
     check_colocation(compose(overrides))
+
+
+def test_engine_that_sleeps_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["server.colocated=true", "server.engine.name=scripted_engine:ScriptedEngine"])
+    monkeypatch.setattr("scripted_engine.ScriptedEngine.sleep", lambda engine: None)
+    with pytest.raises(ConfigError, match="cannot sleep and wake"):
+        check_colocation(config)
 
 
 @pytest.mark.parametrize("number", [1, 2, 8, 32])
