@@ -288,7 +288,7 @@ ON_GPU = ["learner.device=cuda", "server.engine.num_gpus=1"]
         ),
         (["evaluation.num_replicas=1"], r"evaluation\.num_replicas=1 adds engines .*Leave it out"),
         (["server.max_replicas=2"], r"server\.max_replicas=2 adds engines"),
-        (["server.engine.name=scripted_engine:ScriptedEngine"], "cannot sleep and wake. Give it both methods"),
+        (["server.engine.name=scripted_engine:ScriptedEngine"], "cannot sleep and wake. Give it both"),
         (ON_GPU[:1], r"device=cuda and server\.engine\.num_gpus=0 share no device\. Set .*num_gpus=1"),
         (ON_GPU[1:], r"device=cpu and server\.engine\.num_gpus=1 share no device"),
         ([*ON_GPU, "learner.num_workers=2"], r"num_workers=2, server\.num_replicas=1 .* the same number"),

@@ -120,7 +120,7 @@ def test_undisturbed_run_takes_every_group_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("colocated", [False, True])
-def test_engines_that_take_turns_start_before_a_stage_without_rollouts(colocated: bool) -> None:
+def test_engines_that_take_turns_start_before_a_warm_start(colocated: bool) -> None:
     """What keeps them from starting is found before its steps, and other programs may start meanwhile."""
     events: list[str] = []
     service: Any = SimpleNamespace(
