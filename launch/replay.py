@@ -203,8 +203,6 @@ def scratch_folder(run: Path) -> Iterator[Path]:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 the same, 1 something differs, 2 for a printed reason."""
-    from launch.cluster.session import connected  # it loads Serve
-
     parser = command_parser("replay", __doc__)
     parser.add_argument("run", type=Path, help="folder of a run, its run.directory")
     parser.add_argument("--update", type=int, required=True, help="number of the update, from 1")
@@ -220,6 +218,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)
     run = PastRun(options.run)
+    from launch.cluster.session import connected  # it loads Serve
+
     with scratch_folder(options.run) as scratch, connected():
         replayed = Replay(run, scratch, started_learner, print).replay(options.update, change)
     return 0 if replayed.is_same else 1

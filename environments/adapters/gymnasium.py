@@ -195,10 +195,11 @@ def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:
 
 def _readable_space(env: Any, env_id: str, parse: Parse | None, describe: Describe | None) -> Any:
     spaces = foreign("gymnasium.spaces", "gymnasium")
-    if describe is None and env.render_mode != "ansi" and holds_picture(env.observation_space):
+    shown = getattr(env, "observation_space", None)  # what is only played needs none
+    if describe is None and env.render_mode != "ansi" and holds_picture(shown):
         env.close()
         raise ConfigError(
-            f"{env_id} shows pictures, {env.observation_space}, whose numbers tell a model nothing: pass "
+            f"{env_id} shows pictures, {shown}, whose numbers tell a model nothing: pass "
             "describe=, a function that turns an observation into text."
         )
     if parse is None and not isinstance(env.action_space, spaces.Discrete | spaces.Text):

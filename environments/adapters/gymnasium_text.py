@@ -34,8 +34,8 @@ def holds_picture(space: Any) -> bool:
     spaces = foreign("gymnasium.spaces", "gymnasium")
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return any(map(holds_picture, space.values() if isinstance(space, spaces.Dict) else space))
-    shape = space.shape or ()
-    return str(space.dtype) == "uint8" and len(shape) > 1 and math.prod(shape) >= LEAST_PICTURE
+    shape = getattr(space, "shape", None) or ()
+    return len(shape) > 1 and str(space.dtype) == "uint8" and math.prod(shape) >= LEAST_PICTURE
 
 
 def is_of_minigrid(env: Any) -> bool:

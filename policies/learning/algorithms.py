@@ -181,7 +181,8 @@ def _custom(config: AlgorithmConfig) -> Definition:
     ):
         if value in unfit:
             raise ConfigError(f"algorithm.{kind}={value!r} cannot be used: {unfit[value]}.")
-        register = f" algorithm.module={config.module!r} has to register it with {decorator}."
+        place = f"{decorator} of policies.learning.registry"
+        register = f" algorithm.module={config.module!r} has to register it with {place}."
         check_choice(f"algorithm.{kind}", value, known, _OWN if config.module is None else register)
     return Definition(advantage=config.advantage, loss=config.loss)
 

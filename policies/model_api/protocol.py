@@ -51,10 +51,16 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
 """Values that change nothing, by their fields: clients send them by default."""
 
 
-def _only_text(modalities: list[str]) -> list[str]:
-    if modalities != ["text"]:
-        raise ValueError(f"{modalities!r} is not supported: use ['text'], or leave it out")
-    return modalities
+def _only(*served: Any) -> AfterValidator:
+    """Takes only these values, which change nothing, or none."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in served:
+            wanted = " or ".join(map(repr, served))
+            raise ValueError(f"{value!r} is not supported: use {wanted}, or leave it out")
+        return value
+
+    return AfterValidator(check)
 
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -124,9 +130,9 @@ class SamplingRequest(Body):
     prompt_cache_key: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Accepted and ignored: notes beside a stored answer, and none is stored."""
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    store: Annotated[bool | None, _only(False)] = None
+    service_tier: Annotated[str | None, _only("auto", "default")] = None
+    logit_bias: Annotated[dict[str, float] | None, _only({})] = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> SamplingRequest:
@@ -211,7 +217,7 @@ class ChatRequest(SamplingRequest):
     parallel_tool_calls: bool | None = None
     """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[str], AfterValidator(_only_text)] | None = None
+    modalities: Annotated[list[str] | None, _only(["text"])] = None
     reasoning_effort: Text | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None

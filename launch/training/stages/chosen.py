@@ -121,4 +121,4 @@ def _check_supervised(config: TrainConfig) -> None:
         (f"algorithm.kl.place={algorithm.kl_place}", "a reference policy", algorithm.uses_reference),
     ):
         if is_used:
-            raise ConfigError(f"{setting} starts {part}, which {lacks} Add that, or leave this out.")
+            raise ConfigError(f"{setting} starts {part}, which {lacks} Add that stage, or leave this out.")

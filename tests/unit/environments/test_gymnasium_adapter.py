@@ -359,3 +359,12 @@ def test_success_is_what_environment_calls_so_and_not_reward():
     cart.reset()
     cart.step("0")
     assert cart.is_correct() is None, "it balances, and never wins"
+
+
+class Spaceless(Reaching):
+    observation_space = None
+
+
+def test_environment_may_have_no_space_of_observations():
+    gymnasium.register("Spaceless-v0", Spaceless, disable_env_checker=True)
+    assert GymnasiumEnvironment("Spaceless-v0").reset()[0]["question"].startswith("0")

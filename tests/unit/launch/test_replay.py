@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,6 +273,15 @@ def test_reward_that_is_no_function_is_an_error(name: str) -> None:
 def test_replay_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
     assert main(["replay", str(tmp_path), "--update", "3", "algorithm.name=rloo"]) == 2
     assert "has no settings.yaml: name the folder of a run" in capsys.readouterr().err
+
+
+def test_help_loads_no_serve() -> None:
+    program = (
+        "import sys; from launch import replay\n"
+        "try: replay.main(['--help'])\n"
+        "finally: sys.exit('ray.serve' in sys.modules and 'Serve takes seconds')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
 
 
 def by_length(body: dict[str, Any], number: int) -> str:

@@ -224,7 +224,8 @@ def test_loss_with_its_own_aggregation_takes_no_other() -> None:
         ),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "json"},
-            "advantage='mine' is not one of .*module='json' has to register it with register_estimator",
+            "advantage='mine' is not one of .*module='json' has to register it with register_estimator of "
+            "policies.learning.registry",
         ),
     ],
 )

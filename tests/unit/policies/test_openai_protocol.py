@@ -581,6 +581,24 @@ def test_prompt_that_fills_context_is_refused_before_first_chunk(stream: bool) -
 
 
 @pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"logit_bias": {"5": 1.0}}, "logit_bias: {'5': 1.0} is not supported: use {}, or leave it out."),
+        ({"store": True}, "store: True is not supported: use False, or leave it out."),
+        (
+            {"service_tier": "flex"},
+            "service_tier: 'flex' is not supported: use 'auto' or 'default', or leave it out.",
+        ),
+        ({"modalities": ["audio"]}, "modalities: ['audio'] is not supported: use ['text'], or leave it out."),
+    ],
+)
+def test_value_without_effect_that_is_wanted_is_named(fields: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, **fields})
+    assert str(request_error(caught.value)) == remedy
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"best_of": 2}, "best_of"),
