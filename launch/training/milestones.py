@@ -113,7 +113,10 @@ class Milestones:
         self.finish_save()
 
     def save_interrupted(self) -> None:
-        """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
+        """Leave a checkpoint of an interrupted run behind: of its present state, or only the one that is being
+        written where the learner is between two states.
+        """
+        self.finish_save()
         if not self.interrupts.was_cut:
             self._save(self._stream())
         if self.evaluator is not None and self.evaluator.running_step is not None:

@@ -190,6 +190,17 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
 
 
+def test_cut_update_leaves_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    make_update(milestones)
+    state.progress.step = 2
+    milestones.interrupts.was_cut = True
+    threading.Timer(0.2, learner.is_free.set).start()
+    milestones.save_interrupted()
+    assert state.saved_step == 1 and len(announced) == 1 and learner.num_copies == 1
+
+
 class FakeEvaluator:
     """Evaluates the policy of a step, on engines of its own."""
 
