@@ -157,7 +157,8 @@ class CheckpointFolder:
             self._undo_half_a_save()
             self._num_begun += 1  # one that was given up may still be writing to its own folder
             self._unfinished = temporary = self._directory / f".{name}.{self._num_begun}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        for half in self._directory.glob(f".{STEP_PREFIX}*.tmp"):  # first: the disk may have no room for both
+            shutil.rmtree(half, ignore_errors=True)
         temporary.mkdir(parents=True)
         wait = save_learner(str(temporary))
         _write_ready(temporary, stream.ready)
