@@ -113,8 +113,8 @@ class Milestones:
         self.finish_save()
 
     def save_interrupted(self) -> None:
-        """Leave a checkpoint of an interrupted run behind: of its present state, or only the one that is being
-        written where the learner is between two states.
+        """Leave a checkpoint of an interrupted run behind: where the learner is between two states, only the
+        one that is being written.
         """
         self.finish_save()
         if not self.interrupts.was_cut:

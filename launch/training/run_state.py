@@ -165,6 +165,7 @@ class RunState:
             whole = self.checkpoints.latest()
             before = f"{whole.name} before it is whole" if whole else "there is none before it"
             reason = error.cause if isinstance(error, RayTaskError) else error
+            reason = str(reason) or f"it was not whole after {seconds} s"
             raise TroupeError(
                 f"The checkpoint of step {step} was not written, and {before}: {reason}. Go on when that is "
                 f"mended, with run.directory={self.directory} run.resume=true"

@@ -183,6 +183,7 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     milestones.finish_save_after_loss()
     assert state.saved_step == (1 if is_in_time else -1)
     assert ("left out" in announced[0]) != is_in_time
+    assert ("there is none before it: it was not whole after 0.2 s." in announced[0]) != is_in_time
     learner.is_free.set()
     make_update(milestones)
     milestones.finish_save()
