@@ -98,7 +98,8 @@ class RunState:
 
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
-        return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
+        with self.checkpoints.lock:  # one of the same step may be taking its place
+            return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
 
     def record_consumed(
         self, trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,26 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     milestones.finish_save()
     folders = {path.name for path in (tmp_path / "checkpoints").glob("step_*")}
     assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
+
+
+def test_checkpoint_is_read_while_one_of_the_same_step_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_of(tmp_path).save(StreamState(in_flight=("a/0",)), lambda folder: None)
+    state, is_gone, rename = state_of(tmp_path, resume=True), threading.Event(), Path.rename
+
+    def rename_slowly(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if target.name.endswith(".old"):
+            is_gone.set()
+            time.sleep(0.3)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename_slowly)
+    state.begin_save(state.saved_stream(), lambda folder: None)
+    assert is_gone.wait(20)
+    assert state.saved_stream() == StreamState(in_flight=("a/0",))
+    state.finish_save()
 
 
 def test_cut_update_leaves_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
