@@ -278,7 +278,7 @@ def test_what_kill_has_left_behind_is_swept_away_by_next_save(tmp_path: Path) ->
     assert kept_in(tmp_path) == {"step_000001", "step_000002", "latest"}
 
 
-def test_half_a_checkpoint_is_removed_before_the_next_one_needs_its_room(tmp_path: Path) -> None:
+def test_half_a_checkpoint_gives_its_room_to_the_next_one(tmp_path: Path) -> None:
     """It is that of a full disk: with one left behind each time, no attempt would ever fit."""
     checkpoints = tmp_path / "checkpoints"
 

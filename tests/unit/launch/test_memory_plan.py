@@ -156,7 +156,7 @@ def test_rank_is_planned_as_counted_by_hand() -> None:
     )
 
 
-def test_copy_that_a_checkpoint_is_written_from_lies_on_the_hosts() -> None:
+def test_copy_for_a_checkpoint_lies_on_the_hosts() -> None:
     ranks = ["learner.num_workers=2", "learner.micro_batch_tokens=1"]
     on_gpu, host = (
         process(name, LLAMA_8B, *ON_GPUS, *ranks) for name in ("learner rank", "learner rank on the host")

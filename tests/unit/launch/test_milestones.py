@@ -192,7 +192,7 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
 
 
-def test_checkpoint_is_read_while_one_of_the_same_step_takes_its_place(
+def test_checkpoint_is_read_while_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state_of(tmp_path).save(StreamState(in_flight=("a/0",)), lambda folder: None)
@@ -212,7 +212,7 @@ def test_checkpoint_is_read_while_one_of_the_same_step_takes_its_place(
     state.finish_save()
 
 
-def test_cut_update_leaves_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+def test_cut_update_leaves_the_checkpoint_under_way(tmp_path: Path) -> None:
     state, learner = state_of(tmp_path), SlowDisk()
     milestones, announced = save_beside(state, learner)
     make_update(milestones)
