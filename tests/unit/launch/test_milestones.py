@@ -192,6 +192,22 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
 
 
+@pytest.mark.parametrize("end", [Milestones.save_failed, Milestones.save_interrupted])
+def test_run_that_ends_after_failed_write_saves_its_state(
+    tmp_path: Path, end: Callable[[Milestones], None]
+) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    learner.error = "Stale file handle"
+    learner.is_free.set()
+    make_update(milestones)
+    while not state._write.done():  # type: ignore[union-attr]
+        time.sleep(0.01)
+    learner.error, state.progress.step = "", 2
+    end(milestones)
+    assert state.saved_step == 2 and "Stale file handle" in announced[0]
+
+
 def test_checkpoint_is_read_while_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
