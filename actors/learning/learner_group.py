@@ -168,7 +168,7 @@ class LearnerGroup:
         return lambda: {path: digest for wait in waits for path, digest in wait().items()}
 
     def load(self, folder: str) -> str | None:
-        """Restore a checkpoint of ``save``. The number of ranks may be another one.
+        """Restore a checkpoint of ``begin_save``. The number of ranks may be another one.
 
         Returns:
             A sentence that names the parts that could not be restored; ``None`` if there are none.
@@ -188,7 +188,7 @@ class LearnerGroup:
 
         Args:
             optimizer, num_schedule_steps: of the phase of training that the checkpoint is of.
-            folder: of ``save``.
+            folder: of ``begin_save``.
 
         Returns:
             The version of the weights; ``None`` if none was published, and they are the checkpoint's.

@@ -131,7 +131,8 @@ class CheckpointFolder:
     def __init__(self, directory: Path, kept: int) -> None:
         self._directory = directory / "checkpoints"
         self._kept = kept
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held while a checkpoint takes its name, which another one may have had."""
         self._unfinished: Path | None = None
         """The folder that is being written."""
         self._num_begun = 0
@@ -153,11 +154,12 @@ class CheckpointFolder:
             may call it.
         """
         name = _name(progress.step)
-        with self._lock:
+        with self.lock:
             self._undo_half_a_save()
             self._num_begun += 1  # one that was given up may still be writing to its own folder
             self._unfinished = temporary = self._directory / f".{name}.{self._num_begun}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        for half in self._directory.glob(f".{STEP_PREFIX}*.tmp"):  # first: the disk may have no room for both
+            shutil.rmtree(half, ignore_errors=True)
         temporary.mkdir(parents=True)
         wait = save_learner(str(temporary))
         _write_ready(temporary, stream.ready)
@@ -166,7 +168,7 @@ class CheckpointFolder:
             written = {} if wait is None else wait()
             digests = {str(Path(path).relative_to(temporary)): each for path, each in written.items()}
             _write_manifest(temporary, progress, stream, digests)
-            with self._lock:
+            with self.lock:
                 if self._unfinished != temporary:
                     raise TroupeError(f"The checkpoint of step {progress.step} was given up.")
                 final = self._put_in_place(temporary, name)
@@ -189,7 +191,7 @@ class CheckpointFolder:
 
     def give_up(self) -> None:
         """Let the checkpoint that is being written, if there is one, never become the newest."""
-        with self._lock:
+        with self.lock:
             self._unfinished = None
 
     def mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
@@ -199,7 +201,7 @@ class CheckpointFolder:
         best already and is evaluated again has the new value. False, and nothing changes, if the value is not
         higher or not a number, or if no checkpoint of that step is kept.
         """
-        with self._lock:
+        with self.lock:
             return self._mark_best(checkpoint_step, metric, value)
 
     def _mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:

@@ -113,7 +113,10 @@ class Milestones:
         self.finish_save()
 
     def save_interrupted(self) -> None:
-        """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
+        """Leave a checkpoint of an interrupted run behind: where the learner is between two states, only the
+        one that is being written.
+        """
+        self._finish_or_leave_out()
         if not self.interrupts.was_cut:
             self._save(self._stream())
         if self.evaluator is not None and self.evaluator.running_step is not None:
@@ -125,10 +128,10 @@ class Milestones:
         whole. Failed rollouts, which may be why it ends, are played again by the run that goes on.
         """
         progress = self.state.progress
+        self._finish_or_leave_out()
+        if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
+            return
         try:
-            self.finish_save()
-            if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
-                return
             self._save(self._stream().with_played_again(has_failed))
         except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
             self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
@@ -142,6 +145,9 @@ class Milestones:
             self.learner.check_ranks()
         except LearnerLostError:  # it may have written its part before
             seconds = CALL_ANSWER_SECONDS
+        self._finish_or_leave_out(seconds)
+
+    def _finish_or_leave_out(self, seconds: float | None = None) -> None:
         try:
             self.finish_save(seconds)
         except Exception as error:  # noqa: BLE001  # the run ends, or goes on, because of another one

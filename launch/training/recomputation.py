@@ -65,7 +65,7 @@ class Recomputation(UpdateParts):
 
     Args:
         progress: of the run when this begins.
-        state: of the learner then, as ``LearnerGroup.save`` has written it; ``None`` for its first.
+        state: of the learner then, as ``LearnerGroup.begin_save`` has had it written; ``None`` for its first.
     """
 
     def __init__(

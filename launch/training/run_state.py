@@ -98,7 +98,8 @@ class RunState:
 
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
-        return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
+        with self.checkpoints.lock:  # one of the same step may be taking its place
+            return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
 
     def record_consumed(
         self, trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
@@ -165,6 +166,7 @@ class RunState:
             whole = self.checkpoints.latest()
             before = f"{whole.name} before it is whole" if whole else "there is none before it"
             reason = error.cause if isinstance(error, RayTaskError) else error
+            reason = str(reason) or f"it was not whole after {seconds} s"
             raise TroupeError(
                 f"The checkpoint of step {step} was not written, and {before}: {reason}. Go on when that is "
                 f"mended, with run.directory={self.directory} run.resume=true"

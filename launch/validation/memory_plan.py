@@ -148,6 +148,7 @@ class Process:
     weights: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
+    checkpoint: float = 0.0
     activations: float = 0.0
     logits: float = 0.0
     cache: float = 0.0
@@ -213,14 +214,14 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     """
     learner, engine = config.learner, config.server.engine
     algorithm = algorithm_of(config)
-    rows = _ranks("learner rank", config, shape, learner.lora.rank, _teacher_size(algorithm))
+    reference = _trained(shape, learner.lora.rank) if algorithm.uses_reference else 0
+    rows = _ranks("learner rank", config, shape, learner.lora.rank, _teacher_size(algorithm), reference)
     if algorithm.uses_critic:
         critic = _ranks("critic rank", config, replace(shape, tied=True), lora_rank=0)
         rows += [replace(row, logits=0.0) for row in critic]
     rows += _replicas(
         config, shape, gpu_bytes, sum(row.count * (row.activations + row.logits) for row in rows)
     )
-    reference = _trained(shape, learner.lora.rank) if algorithm.uses_reference else 0
     published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
     rows += [
         Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
@@ -252,11 +253,17 @@ def _teacher_size(algorithm: Algorithm) -> int:
 
 
 def _ranks(
-    name: str, config: TrainConfig, shape: ModelShape, lora_rank: int, teacher_size: int = 0
+    name: str,
+    config: TrainConfig,
+    shape: ModelShape,
+    lora_rank: int,
+    teacher_size: int = 0,
+    reference: int = 0,
 ) -> list[Process]:
     """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
     weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
-    host.
+    host, and there the copy of weights and moments that a checkpoint is written from. On CPUs the copy counts
+    as far as it is larger than the micro-batch: a disk that is as slow as updates takes more.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -272,6 +279,7 @@ def _ranks(
     tokens, kept = _micro_batch(config), shape.num_layers * shape.kept
     if model.get("enable_gradient_checkpointing", on_gpu):
         kept = shape.num_layers * shape.hidden + shape.kept
+    copy = master * (shape.num_parameters + 2 * _trained(shape, lora_rank) + reference) / num_ranks
     rank = Process(
         name=name,
         count=learner.num_workers,
@@ -283,10 +291,11 @@ def _ranks(
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
     if not on_gpu:
-        return [rank]
+        return [replace(rank, checkpoint=max(0.0, copy - rank.activations - rank.logits))]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
     loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
-    host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS, weights=loaded)
+    host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)
+    host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated
     if turns or engine.get("offload_policy"):
         host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)

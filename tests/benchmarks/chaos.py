@@ -243,7 +243,8 @@ def _weights(directory: Path) -> dict[str, Any]:
 
     checkpoint = CheckpointFolder(directory, kept=1).latest()
     assert checkpoint is not None
-    return load_file(checkpoint / "huggingface" / "model.safetensors")
+    files = (checkpoint / "huggingface").glob("*.safetensors")  # one of each rank
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def main() -> None:

@@ -278,6 +278,22 @@ def test_what_kill_has_left_behind_is_swept_away_by_next_save(tmp_path: Path) ->
     assert kept_in(tmp_path) == {"step_000001", "step_000002", "latest"}
 
 
+def test_half_a_checkpoint_gives_its_room_to_the_next_one(tmp_path: Path) -> None:
+    """It is that of a full disk: with one left behind each time, no attempt would ever fit."""
+    checkpoints = tmp_path / "checkpoints"
+
+    def fill_disk(folder: str) -> None:
+        assert [path.name for path in checkpoints.glob(".step_*")] == [Path(folder).name]
+        Path(folder, "weights").write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    (checkpoints / ".step_000007.2.tmp" / "huggingface").mkdir(parents=True)  # of a process that was killed
+    folder = CheckpointFolder(tmp_path, kept=1)
+    for step in (6, 7):
+        with pytest.raises(OSError, match="No space"):
+            folder.save(Progress(step=step), StreamState(), fill_disk)
+
+
 # -- what is kept --------------------------------------------------------------------------------------
 
 

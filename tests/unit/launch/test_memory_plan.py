@@ -156,6 +156,19 @@ def test_rank_is_planned_as_counted_by_hand() -> None:
     )
 
 
+def test_copy_for_a_checkpoint_lies_on_the_hosts() -> None:
+    ranks = ["learner.num_workers=2", "learner.micro_batch_tokens=1"]
+    on_gpu, host = (
+        process(name, LLAMA_8B, *ON_GPUS, *ranks) for name in ("learner rank", "learner rank on the host")
+    )
+    assert (on_gpu.checkpoint, host.checkpoint) == (0, pytest.approx(3 * FULL * 8.03e9 / 2, rel=1e-3))
+    on_cpu = process("learner rank", LLAMA_8B, *ranks)
+    passing = on_cpu.checkpoint + on_cpu.activations + on_cpu.logits
+    assert passing == pytest.approx(host.checkpoint), "the larger of the two counts"
+    adapters = process("learner rank on the host", LLAMA_8B, *ON_GPUS, *ranks, *LORA)
+    assert adapters.checkpoint == pytest.approx(FULL * 8.03e9 / 2, rel=0.03)
+
+
 def test_adapters_need_states_of_their_own_alone() -> None:
     row = process("learner rank", TINY, "learner.lora.rank=3")
     attention, feed_forward = 2 * (4 + 4) + 2 * (4 + 2), 3 * (4 + 8)

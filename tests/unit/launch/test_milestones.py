@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -183,11 +184,59 @@ def test_lost_learner_leaves_a_whole_checkpoint(
     milestones.finish_save_after_loss()
     assert state.saved_step == (1 if is_in_time else -1)
     assert ("left out" in announced[0]) != is_in_time
+    assert ("there is none before it: it was not whole after 0.2 s." in announced[0]) != is_in_time
     learner.is_free.set()
     make_update(milestones)
     milestones.finish_save()
     folders = {path.name for path in (tmp_path / "checkpoints").glob("step_*")}
     assert folders == ({"step_000001", "step_000002"} if is_in_time else {"step_000002"})
+
+
+@pytest.mark.parametrize("end", [Milestones.save_failed, Milestones.save_interrupted])
+def test_run_that_ends_after_failed_write_saves_its_state(
+    tmp_path: Path, end: Callable[[Milestones], None]
+) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    learner.error = "Stale file handle"
+    learner.is_free.set()
+    make_update(milestones)
+    while not state._write.done():  # type: ignore[union-attr]
+        time.sleep(0.01)
+    learner.error, state.progress.step = "", 2
+    end(milestones)
+    assert state.saved_step == 2 and "Stale file handle" in announced[0]
+
+
+def test_checkpoint_is_read_while_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_of(tmp_path).save(StreamState(in_flight=("a/0",)), lambda folder: None)
+    state, is_gone, rename = state_of(tmp_path, resume=True), threading.Event(), Path.rename
+
+    def rename_slowly(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if target.name.endswith(".old"):
+            is_gone.set()
+            time.sleep(0.3)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename_slowly)
+    state.begin_save(state.saved_stream(), lambda folder: None)
+    assert is_gone.wait(20)
+    assert state.saved_stream() == StreamState(in_flight=("a/0",))
+    state.finish_save()
+
+
+def test_cut_update_leaves_the_checkpoint_under_way(tmp_path: Path) -> None:
+    state, learner = state_of(tmp_path), SlowDisk()
+    milestones, announced = save_beside(state, learner)
+    make_update(milestones)
+    state.progress.step = 2
+    milestones.interrupts.was_cut = True
+    threading.Timer(0.2, learner.is_free.set).start()
+    milestones.save_interrupted()
+    assert state.saved_step == 1 and len(announced) == 1 and learner.num_copies == 1
 
 
 class FakeEvaluator:
