@@ -15,6 +15,7 @@ from denied_calls import LANDLOCK, MOUNT_SETATTR, UNSHARE, interpreter_denied
 
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import local as sandbox
+from environments.sandbox import process_tree
 from environments.sandbox.base import Ending, SandboxLimits, clip
 from environments.sandbox.child import PR_SET_PDEATHSIG
 from environments.sandbox.local import BestEffortSandbox, LocalSandbox
@@ -212,7 +213,7 @@ def test_program_that_stops_its_group_ends_in_time():
     begin = time.monotonic()
     result = run_python("import os\nos.kill(0, 19)", limits=SandboxLimits(timeout_seconds=1))
     assert result.ending in (Ending.TIMED_OUT, Ending.KILLED)
-    assert time.monotonic() - begin < sandbox.KILL_SECONDS
+    assert time.monotonic() - begin < process_tree.KILL_SECONDS
 
 
 def test_program_cannot_end_its_supervisor_unnoticed(kernel):
