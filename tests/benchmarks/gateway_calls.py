@@ -31,7 +31,7 @@ import ray
 from programs import free_port
 from ray import serve
 from report import Report
-from repository import ROOT
+from repository import ROOT, start_ray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -41,7 +41,6 @@ sys.path.insert(0, str(ROOT / "tests"))  # for scripted_engine
 from actors.gateway.client import PolicyClient
 from actors.gateway.function import pair_of
 from actors.gateway.server import application, listen
-from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.sampler_actor import SamplerActor
@@ -175,18 +174,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=8, help="of each session")
     parser.add_argument("--rounds", type=int, default=3, help="of all ways; the least of each process counts")
     given = parser.parse_args()
-    os.environ.update(RAYLET_ENVIRONMENT)
-    variables = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/benchmarks")])
-    }
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": variables},
-    )
+    start_ray()
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         build_tokenizer([[*BEGINNING, {"role": "assistant", "content": REPLY}]]).save_pretrained(folder)

@@ -20,11 +20,10 @@ import psutil
 import ray
 from ray import serve
 from report import Report
-from repository import ROOT
+from repository import ROOT, start_ray
 
 sys.path.insert(0, str(ROOT / "tests"))  # for scripted_engine
 
-from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.sampling.node_samplers import combined
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
@@ -49,16 +48,7 @@ def main() -> None:
         f"{arguments.requests} requests, {IN_FLIGHT} in flight, {NUM_REPLICAS} replicas",
         ("sampling actors", "CPU ms a request", "of each actor", "requests/s", "answered by each replica"),
     )
-    os.environ.update(RAYLET_ENVIRONMENT)
-    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": variables},
-    )
+    start_ray()
     with tempfile.TemporaryDirectory() as folder:
         build_tokenizer([[*MESSAGES, {"role": "assistant", "content": REPLY}]]).save_pretrained(folder)
         engine = EngineConfig(
