@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from machine import wait_until
 from ray.util import get_node_ip_address
 from shown_programs import PLAY
 from test_rollout_function import TASK, play
@@ -258,6 +259,7 @@ def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, ht
         call(session, "a")
         with pytest.raises(EnvironmentFailure, match=r"no call for 0\.5 s, and has sent no reward"):
             rollout.result(30)
+    wait_until(lambda: http.get(f"{server.url}/sessions").json() == {"waiting": 0, "played": 0}, 30)
     assert http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1}).status_code == 404
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from machine import cpu_seconds
 
 from environments import DatasetRegistry
 from environments.data.search_questions import search_passages, search_questions
@@ -290,7 +290,5 @@ def test_ten_thousand_passages_are_built_and_searched_fast():
     rows = [{"text": f"stone {number} lies under stone {number // 7}"} for number in range(10_000)]
     made = tool(rows)
     made(query="stone 4711")
-    start = time.process_time()
-    for _ in range(10):
-        assert made(query="stone 4711", top_k=1).metadata["ids"] == ["4711"]
-    assert time.process_time() - start < 4
+    assert made(query="stone 4711", top_k=1).metadata["ids"] == ["4711"]
+    assert cpu_seconds(lambda: made(query="stone 4711", top_k=1)) < 0.4

@@ -1,9 +1,9 @@
 """Thoughts and answers of a response."""
 
-import time
 from random import Random
 
 import pytest
+from machine import cpu_seconds
 
 from environments import code_reward_fn, math_reward_fn, search_reward_fn
 from environments.thoughts import (
@@ -47,9 +47,9 @@ def test_end_of_a_message_alone_ends_no_thought():
 
 
 def test_many_thoughts_are_read_in_no_time():
-    began = time.process_time()
-    assert split_thought("<think>a</think>b" * 50_000)[1] == "b" * 50_000
-    assert time.process_time() - began < 2
+    text = "<think>a</think>b" * 50_000
+    assert split_thought(text)[1] == "b" * 50_000
+    assert cpu_seconds(lambda: split_thought(text)) < 2
 
 
 def test_prompt_opens_a_thought_where_it_ends_with_the_mark():

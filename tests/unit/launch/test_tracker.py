@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from machine import cpu_seconds
 
 from launch.reporting.plots import draw_curve, draw_timeline
 from launch.reporting.tracker import ALARMS, METRICS, OVER, Tracker, read_metrics
@@ -211,9 +211,7 @@ def test_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None:
         {"step": step, "time/step": 2.0, "time/wait": 0.5, "time/learn": 1.0, "stream/staleness_max": 1}
         for step in range(1, 50_001)
     ]
-    started = time.process_time()
-    draw_timeline(records, tmp_path / "timeline.png")
-    assert time.process_time() - started < 10
+    assert cpu_seconds(lambda: draw_timeline(records, tmp_path / "timeline.png"), attempts=2) < 10
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 

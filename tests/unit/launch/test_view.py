@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from machine import cpu_seconds
 from test_trajectory_log import conversation, group
 
 from environments.command_name import command_name
@@ -246,11 +247,9 @@ def test_long_run_opens_at_once(tmp_path: Path) -> None:
     source = tmp_path / FOLDER / "step_000001.jsonl"
     for step in range(2, 1001):
         (tmp_path / FOLDER / f"step_{step:06d}.jsonl").hardlink_to(source)
-    browser = client(tmp_path)
     for path, most in (("/api/runs/0", 2.0), ("/api/runs/0/step/500", 0.6), ("/api/runs/0/step/500/9", 0.6)):
-        start = time.process_time()
-        assert browser.get(path).status_code == 200
-        assert time.process_time() - start < most, path
+        browsers = [client(tmp_path) for _ in range(3)]  # a second answer costs less
+        assert cpu_seconds(lambda: browsers.pop().get(path).raise_for_status()) < most, path  # noqa: B023
 
 
 def test_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
