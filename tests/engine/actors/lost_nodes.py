@@ -57,9 +57,9 @@ def main() -> None:
 def run_storms(run: FollowedRun, address: str) -> None:
     """Short storms over the run's actors and the nodes that they live on, until each had a fault."""
     command = [sys.executable, "-m", "launch.chaos", "storm", f"--below={run.process.pid}"]
-    command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.25"]
+    command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.1"]
     missing = {"raylet .* cut off for", "actor .* of node .* killed"}
-    for seed in range(5):  # how many faults there are in a quarter of a minute depends on the machine
+    for seed in range(8):  # how many faults there are in so short a storm depends on the machine
         storm = subprocess.run(
             [*command, f"--seed={seed}", "--roles", "actor", "raylet"],
             cwd=ROOT,
