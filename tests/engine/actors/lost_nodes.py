@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import ray
 from followed_run import HEAD, NODE, ROOT, FollowedRun
+from machine import wait_until
+from ray._private import state
 from ray.cluster_utils import Cluster
 from several_nodes import drain, stopped
 
@@ -43,8 +44,9 @@ def main() -> None:
         run.wait_for_updates(2, seconds=STALL_SECONDS)
         cluster.add_node(num_cpus=4, resources=NODE)
         drain(cluster, first.node_id)
+        wait_until(lambda: not plays(first.node_id), STALL_SECONDS)
         run.wait_for_updates(2, seconds=STALL_SECONDS)
-        time.sleep(1)
+        assert not plays(first.node_id), "no new work"
         cluster.remove_node(first, allow_graceful=False)
         run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
         cluster.add_node(num_cpus=4, resources=NODE)
@@ -52,6 +54,16 @@ def main() -> None:
         run.interrupt()
     ray.shutdown()
     cluster.shutdown()
+
+
+def plays(node_id: str) -> bool:
+    """Whether rollout actors live on a node."""
+    return any(
+        each["ActorClassName"] == "RolloutActor"
+        and each["State"] == "ALIVE"
+        and each["Address"]["NodeID"] == node_id
+        for each in state.actors().values()
+    )
 
 
 def run_storms(run: FollowedRun, address: str) -> None:

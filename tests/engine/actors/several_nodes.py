@@ -1,4 +1,4 @@
-"""What lives on several nodes of one cluster: three checks, one after the other.
+"""What lives on several nodes of one cluster: two checks, one after the other.
 
 Run by test_several_nodes.
 """
@@ -29,7 +29,7 @@ from actors.learning.ranks import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.actor_factory import actor_options, check_room
-from actors.rollouts.fleet import DRAIN_POLL_SECONDS, RolloutFleet
+from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.rollouts.stream import TrajectoryStream
@@ -49,7 +49,6 @@ from policies.sampler import ScriptedSampler
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
 
-NUM_ACTORS = 6
 PREEMPTION = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
 
@@ -80,7 +79,6 @@ def main() -> None:
         parts_live_where_their_settings_say(cluster, folder)
         nodes_sample_for_themselves(cluster, folder)
         serve.shutdown()
-    lost_nodes_cost_nothing(cluster)
     ray.shutdown()
     cluster.shutdown()
 
@@ -205,66 +203,6 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
     assert not waiting() and service.stream.queue.empty()
     service.stop()
     cluster.remove_node(node)
-
-
-def lost_nodes_cost_nothing(cluster: Cluster) -> None:
-    """A fleet on a head and two further nodes: one falls silent, one is lost and one comes."""
-    first, second = cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)
-    fleet, stream = started_fleet(FleetConfig(num_actors=NUM_ACTORS))
-
-    def order(name: str, count: int) -> None:
-        ray.get(fleet.submit.remote(group_of(name, count)))
-
-    def nodes_of(name: str) -> set[str]:
-        """Nodes on which a group is played, of which no rollout may fail."""
-        order(name, 2 * NUM_ACTORS)
-        played = list(stream.trajectories(2 * NUM_ACTORS))
-        assert_played(played, name, 2 * NUM_ACTORS)
-        return nodes(played)
-
-    while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
-        time.sleep(0.1)
-    assert len(nodes_of("all")) == 3, "pairs are spread"
-    wait_until(lambda: has_probe(first) and has_probe(second))
-
-    order("one is silent", 4 * NUM_ACTORS)
-    played = list(stream.trajectories(NUM_ACTORS // 2))
-    with stopped(second):
-        begin = time.monotonic()
-        played += stream.trajectories(4 * NUM_ACTORS - len(played))
-        assert time.monotonic() - begin < 50, "Ray takes more than a minute"
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        assert second.node_id in alive, "Ray does not know yet"
-    while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
-        time.sleep(0.1)
-    assert stream.queue.empty(), "what comes late from there is not counted"
-    assert_played(played, "one is silent", 4 * NUM_ACTORS)
-
-    order("one is lost", 4 * NUM_ACTORS)
-    played = list(stream.trajectories(NUM_ACTORS // 2))
-    cluster.remove_node(first, allow_graceful=False)
-    played += stream.trajectories(4 * NUM_ACTORS - len(played))
-    assert_played(played, "one is lost", 4 * NUM_ACTORS)
-    ray.get(fleet.status.remote())  # raises if one of the fleet's tasks has died
-
-    drain(cluster, second.node_id)
-    time.sleep(2 * DRAIN_POLL_SECONDS)
-    wait_until(lambda: second.node_id not in nodes_of(f"at {time.monotonic()}"), 60)
-    assert second.node_id not in nodes_of("one is about to leave"), "no new work"
-
-    cluster.remove_node(second, allow_graceful=False)
-    anew = cluster.add_node(num_cpus=2)
-    assert nodes_of("only the head and a new one") <= {ray.get_runtime_context().get_node_id(), anew.node_id}
-
-
-def has_probe(node: Any) -> bool:
-    """Whether the process is up by which the fleet notices that a node has fallen silent."""
-    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    for process in raylet.children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            if process.cmdline()[0].startswith("ray::NodeProbe"):
-                return True
-    return False
 
 
 @contextmanager

@@ -47,7 +47,7 @@ RUN = [
     "rollout.group_size=4",
     "fleet.num_actors=2",
     "learner.mini_batch_size=8",
-    "run.stall_limit_seconds=360",  # a report comes after a thirtieth of it,
+    "run.stall_limit_seconds=180",  # a report comes after a thirtieth of it
 ]
 
 
