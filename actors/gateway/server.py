@@ -27,7 +27,7 @@ from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys, unknown_key
 from environments.errors import TroupeError
 from policies.gateway.answers import chunks_of, completion_of
-from policies.gateway.calls import policy_call
+from policies.gateway.calls import ChatReader, policy_call
 from policies.gateway.session import Json, PolicyCall
 from policies.model_api.dialects.base import Chat, Dialect
 from policies.model_api.dialects.errors import HttpError
@@ -57,6 +57,7 @@ class _Session:
 
     calls: ProgramCalls
     conversations: dict[str, list[Json]] = field(default_factory=dict)
+    chats: ChatReader = field(default_factory=ChatReader)
 
 
 class Gateway:
@@ -100,7 +101,8 @@ class Gateway:
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
-        dialect = DIALECTS[request.url.path](await body_of(request))
+        kind, body = DIALECTS[request.url.path], await body_of(request)
+        dialect = session.chats.read(body) if kind is Chat else kind(body)
         if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
             dialect.follow(session.conversations[dialect.body.previous_response_id])
         chat = dialect.chat_request()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
+from typing import Any
 
 from policies.gateway.session import PolicyCall
+from policies.model_api.dialects.base import Chat
 from policies.model_api.errors import InvalidRequestError
+from policies.model_api.messages import ChatMessage
 from policies.model_api.protocol import ChatRequest
 
 OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -16,6 +21,24 @@ REFUSED = (
     *("chat_template_kwargs", "reasoning_effort"),
 )
 """Fields that would change the tokens, or ask for more than a message."""
+
+
+class ChatReader:
+    """Reads a program's chats: messages with which the one before began too are not read again."""
+
+    def __init__(self) -> None:
+        self._sent: list[Any] = []
+        self._read: list[ChatMessage] = []
+
+    def read(self, body: Any) -> Chat:
+        """The request with this body. Raises ``InvalidRequestError``."""
+        match body:
+            case {"messages": [*sent]}:
+                num_same = sum(takewhile(bool, map(eq, sent, self._sent)))
+                chat = Chat({**body, "messages": [*self._read[:num_same], *sent[num_same:]]})
+                self._sent, self._read = sent, chat.chat_request().messages
+                return chat
+        return Chat(body)
 
 
 def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
@@ -43,7 +66,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
         )
     sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
     return PolicyCall(
-        messages=[message.for_template() for message in body.messages],
+        messages=[message.for_template for message in body.messages],
         tools=None if body.tool_choice == "none" else body.tools or None,
         sampling={name: value for name, value in sampling.items() if value is not None},
         takes_one_tool_call=body.parallel_tool_calls is False,
