@@ -101,7 +101,7 @@ class Gateway:
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
-        kind, body = DIALECTS[request.url.path], await body_of(request)
+        kind, body = DIALECTS[request.scope["path"]], await body_of(request)
         dialect = session.chats.read(body) if kind is Chat else kind(body)
         if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
             dialect.follow(session.conversations[dialect.body.previous_response_id])

@@ -94,7 +94,7 @@ class Session:
         self._path: list[int] = [START]
         """The places of ``START`` and of its messages."""
         self._own: list[_Answered | None] = []
-        """For each of its messages, the call whose answer that is; ``None`` where it is no answer."""
+        """The calls whose answers its messages are; ``None`` for each that is none."""
         self._tools = ""
         self.num_calls = 0
 
