@@ -27,16 +27,18 @@ class ChatReader:
     """Reads a program's chats: messages with which the one before began too are not read again."""
 
     def __init__(self) -> None:
-        self._sent: list[Any] = []
-        self._read: list[ChatMessage] = []
+        self._last: tuple[list[Any], list[ChatMessage]] = [], []
+        """Messages of the chat before, as they were sent and as they were read: one value for all threads."""
 
     def read(self, body: Any) -> Chat:
         """The request with this body. Raises ``InvalidRequestError``."""
         match body:
             case {"messages": [*sent]}:
-                num_same = sum(takewhile(bool, map(eq, sent, self._sent)))
-                chat = Chat({**body, "messages": [*self._read[:num_same], *sent[num_same:]]})
-                self._sent, self._read = sent, chat.chat_request().messages
+                before, read = self._last
+                num_same = sum(takewhile(bool, map(eq, sent, before)))
+                chat = Chat({**body, "messages": [*read[:num_same], *sent[num_same:]]})
+                sent = [*before[:num_same], *sent[num_same:]]  # so texts are in memory once
+                self._last = sent, chat.chat_request().messages
                 return chat
         return Chat(body)
 
