@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
-from operator import eq
-from typing import Any
 
 from policies.gateway.session import PolicyCall
-from policies.model_api.dialects.base import Chat
 from policies.model_api.errors import InvalidRequestError
-from policies.model_api.messages import ChatMessage
 from policies.model_api.protocol import ChatRequest
 
 OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -21,26 +16,6 @@ REFUSED = (
     *("chat_template_kwargs", "reasoning_effort"),
 )
 """Fields that would change the tokens, or ask for more than a message."""
-
-
-class ChatReader:
-    """Reads a program's chats: messages with which the one before began too are not read again."""
-
-    def __init__(self) -> None:
-        self._last: tuple[list[Any], list[ChatMessage]] = [], []
-        """Messages of the chat before, as they were sent and as they were read: one value for all threads."""
-
-    def read(self, body: Any) -> Chat:
-        """The request with this body. Raises ``InvalidRequestError``."""
-        match body:
-            case {"messages": [*sent]}:
-                before, read = self._last
-                num_same = sum(takewhile(bool, map(eq, sent, before)))
-                chat = Chat({**body, "messages": [*read[:num_same], *sent[num_same:]]})
-                sent = [*before[:num_same], *sent[num_same:]]  # so texts are in memory once
-                self._last = sent, chat.chat_request().messages
-                return chat
-        return Chat(body)
 
 
 def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from policies.gateway.calls import ChatReader, policy_call
+from policies.gateway.calls import policy_call
 from policies.gateway.session import PlacedCall, PolicyCall, Session
-from policies.model_api.dialects.base import Chat
+from policies.model_api.dialects.base import Chat, ChatReader
+from policies.model_api.dialects.messages import Messages
+from policies.model_api.dialects.responses import Responses
 from policies.model_api.errors import InvalidRequestError
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -45,7 +47,7 @@ def placed(calls: list[PolicyCall]) -> list[PlacedCall]:
 def test_remembered_messages_leave_the_tree_as_it_is(seed: int) -> None:
     bodies = [{"model": "m", "messages": each, "tools": [TOOL]} for each in conversation(random.Random(seed))]
     reader = ChatReader()
-    remembered = [policy_call(reader.read(copy.deepcopy(body)).chat_request()) for body in bodies]
+    remembered = [policy_call(reader.read(copy.deepcopy(body))) for body in bodies]
     anew = [policy_call(Chat(body).chat_request()) for body in bodies]
     assert remembered == anew
     assert placed(remembered) == placed(anew)
@@ -53,10 +55,21 @@ def test_remembered_messages_leave_the_tree_as_it_is(seed: int) -> None:
 
 def test_message_that_was_read_is_not_read_again() -> None:
     reader, message = ChatReader(), {"role": "user", "content": "a"}
-    (first,) = reader.read({"model": "m", "messages": [dict(message)]}).chat_request().messages
-    second = reader.read({"model": "m", "messages": [dict(message), dict(message)]}).chat_request().messages
+    (first,) = reader.read({"model": "m", "messages": [dict(message)]}).messages
+    second = reader.read({"model": "m", "messages": [dict(message), dict(message)]}).messages
     assert second[0] is first
     assert second[1] is not first
+
+
+@pytest.mark.parametrize(("dialect", "name"), [(Messages, "messages"), (Responses, "input")])
+def test_every_dialect_reads_only_new_messages(dialect: Any, name: str) -> None:
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    chats = ChatReader()
+    limit = {"max_tokens": 9} if dialect is Messages else {}
+    bodies: list[Any] = [{"model": "m", **limit, name: turns[:number]} for number in (1, 3)]
+    first, second = (dialect(body, chats).chat_request() for body in bodies)
+    assert second.messages[0] is first.messages[0]
+    assert second == dialect(bodies[1]).chat_request()
 
 
 @pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "messages": []}, [], "messages", None])
