@@ -200,10 +200,8 @@ def main() -> None:
         ways = {way: partial(play, way) for way in ("edge", "sampler", "gateway")}
         ways["policy server"] = policy_server
         for calls in map(int, given.calls.split(",")):
-            show(
-                calls,
-                {way: measured(run, given.sessions, calls, given.rounds) for way, run in ways.items()},
-            )
+            costs = {way: measured(run, given.sessions, calls, given.rounds) for way, run in ways.items()}
+            show(calls, costs)
         app.stop()
         serve.shutdown()
 
@@ -235,9 +233,8 @@ def cpu_seconds() -> dict[str, float]:
 
 def show(calls: int, costs: dict[str, dict[str, float]]) -> None:
     """Print the table and the ratios."""
-    report = Report(
-        f"CPU milliseconds of a call, in sessions of {calls}", ("way", *PROCESSES, "ours", "of the sampler's")
-    )
+    title = f"CPU milliseconds of a call, in sessions of {calls}"
+    report = Report(title, ("way", *PROCESSES, "ours", "of the sampler's"))
     edge = costs["edge"]
     ours = {
         way: costs[way]["caller"] - edge["caller"] + costs[way]["sampling actor"]
