@@ -164,7 +164,6 @@ def success(recipe: str, model: str, folder: Path, times: int = 4) -> float:
         f"run.directory={folder}",
         f"evaluation.rollouts_per_task={times}",
         "fleet.num_actors=32",
-        "fleet.pairs_per_actor=16",
     ]
     program = run(overrides, command="launch.evaluate")
     line = next(line for line in program.lines if line.startswith("success "))
