@@ -84,7 +84,7 @@ def weights(directory: Path, step: int) -> dict[str, Any]:
 def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of 4 updates with its checkpoints of steps 2 and 4, to compare others with."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    small_run(folder, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
+    small_run(folder, "run.num_steps=4", "run.checkpoints.every=2", "run.checkpoints.kept=9")
     return folder
 
 
@@ -97,7 +97,7 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
     subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
     subprocess.run(["ln", "-sfn", "step_000002", str(stopped / "checkpoints" / "latest")], check=True)
     resumed_as = ("run.resume=true", "fleet.pairs_per_actor=4")  # where pairs play changes no number
-    small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", *resumed_as)
+    small_run(stopped, "run.num_steps=4", "run.checkpoints.every=2", *resumed_as)
 
     assert comparable(read_metrics(stopped)) == comparable(read_metrics(undisturbed))
     expected, resumed, before = weights(undisturbed, 4), weights(stopped, 4), weights(undisturbed, 2)
@@ -134,7 +134,7 @@ def test_run_with_killed_parts_ends_with_undisturbed_weights(
     small_run(
         tmp_path,
         "run.num_steps=4",
-        "run.checkpoint_every=2",
+        "run.checkpoints.every=2",
         "server.weights.transport=files",
         "server.weights.bucket_bytes=100000",
     )
@@ -245,7 +245,7 @@ def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
     small_run(
         tmp_path,
         "run.num_steps=6",
-        "run.checkpoint_every=2",
+        "run.checkpoints.every=2",
         "run.max_recoveries=1",
         "rollout.max_staleness=2",
         "fleet.num_actors=2",
