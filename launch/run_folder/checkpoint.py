@@ -299,7 +299,7 @@ class CheckpointFolder:
         """
         with _damage_explained(checkpoint):
             manifest = Manifest.read(checkpoint)
-            _check(checkpoint, manifest.files if reads_all else {})
+            check_digests(checkpoint, manifest.files if reads_all else {})
             return manifest.progress
 
     @staticmethod
@@ -311,7 +311,7 @@ class CheckpointFolder:
         """
         with _damage_explained(checkpoint):
             manifest = Manifest.read(checkpoint)
-            _check(checkpoint, {READY: manifest.files[READY]})
+            check_digests(checkpoint, {READY: manifest.files[READY]})
             ready = _read_ready(checkpoint)
             if len(ready) != manifest.num_ready:
                 raise ValueError(f"{READY} holds {len(ready)} trajectories instead of {manifest.num_ready}")
@@ -448,7 +448,7 @@ def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
         return dict(zip(names, pool.map(FileDigest.of, [checkpoint / name for name in names]), strict=True))
 
 
-def _check(checkpoint: Path, files: dict[str, FileDigest]) -> None:
+def check_digests(checkpoint: Path, files: Mapping[str, FileDigest]) -> None:
     """Raise ValueError for the first file that is not as it was written."""
     for name, digest in files.items():
         path = checkpoint / name

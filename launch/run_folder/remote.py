@@ -133,6 +133,22 @@ class RemoteCheckpoints:
                 download = partial(self._download, name, whole[name])
                 checkpoints.adopt(name.partition("-")[0], download, is_newest=name == newest)
 
+    def fetch_part(self, part: str, folder: Path) -> str | None:
+        """Fetch the manifest of the newest whole copy, and its files of which the names begin with ``part``.
+
+        Returns:
+            The name of the checkpoint; ``None`` if there is no whole copy.
+
+        Raises:
+            TroupeError: a file cannot be had; names the address and the reason.
+        """
+        with self._explained("cannot be read"):
+            for name, manifest in self._whole(self._listed()).items():
+                for file in (STATE, *(each for each in manifest.files if each.startswith(part))):
+                    self._get(name, file, folder, file)
+                return name.partition("-")[0]
+            return None
+
     def _download(self, name: str, manifest: Manifest, folder: Path) -> None:
         for file in (STATE, *manifest.files):
             self._get(name, file, folder, file)

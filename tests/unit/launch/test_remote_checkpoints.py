@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from environments.disk import FileDigest
 from environments.errors import ConfigError, TroupeError
+from launch import export
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, StreamState
 from launch.settings.address import masked
 from launch.settings.compose import compose
@@ -38,6 +39,14 @@ def save_shards(folder: str) -> Any:
         path.write_text(f"weights of {path.parent.name} on {rank}")
         digests[str(path)] = FileDigest.of(path)
     return lambda: digests
+
+
+def save_model(folder: str) -> None:
+    model = Path(folder, "huggingface")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    for number, text in enumerate(("one", "two"), start=1):
+        (model / f"model-0000{number}-of-00002.safetensors").write_text(text)
 
 
 def state_at(directory: Path, to: str = "", *settings: str) -> RunState:
@@ -154,6 +163,43 @@ def test_copy_cannot_write_outside_the_folder(tmp_path: Path, address: str) -> N
     FILES.pipe_file(f"{folder}/beside/../../planted.jsonl", b"{}")
     with pytest.raises(TroupeError, match=r"names a file '\.\./\.\./planted\.jsonl', which is outside"):
         state_at(tmp_path / "second/inside", address, "run.resume=true")
+
+
+@pytest.mark.parametrize("place", ["the run", "its address"])
+def test_model_is_exported_from_where_the_run_is(
+    tmp_path: Path, address: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = state_at(tmp_path / "run", address)
+    state.progress.step = 2
+    state.save(StreamState(), save_model)
+    state.copy(wait=True)
+    run, target = (str(state.directory) if place == "the run" else address), tmp_path / "model"
+    assert export.main([run, "--model", str(target)]) == 0
+    assert f"The model of step_000002: {target}" in capsys.readouterr().out
+    assert {each.name: each.read_text() for each in target.iterdir()} == {
+        "config.json": "{}",
+        "model-00001-of-00002.safetensors": "one",
+        "model-00002-of-00002.safetensors": "two",
+    }
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "run"], "nothing is left beside it"
+    assert export.main([run, "--model", str(target)]) == 2
+    assert "is there already: name a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["the run", "its address"])
+def test_damaged_model_is_not_exported(
+    tmp_path: Path, address: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = state_at(tmp_path / "run", address)
+    state.progress.step = 2
+    path = state.save(StreamState(), save_model) / "huggingface" / "model-00001-of-00002.safetensors"
+    state.copy(wait=True)
+    path.write_text("eno")
+    FILES.pipe_file(files_of(address, 2)["huggingface/model-00001-of-00002.safetensors"], b"eno")
+    run = str(state.directory) if place == "the run" else address
+    assert export.main([run, "--model", str(tmp_path / "model")]) == 2
+    assert "model-00001-of-00002.safetensors is not what was written" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 # -- a copy that fails ---------------------------------------------------------------------------------
