@@ -222,13 +222,13 @@ class CheckpointFolder:
             download: writes it to the folder that it is given.
 
         Raises:
-            ConfigError: a file is missing or damaged.
+            ValueError: a file is missing or damaged.
         """
         temporary = self._directory / f".{name}.fetched.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         download(temporary)
-        self.progress(temporary)
+        check_digests(temporary, Manifest.read(temporary).files)
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
         self._put_in_place(temporary, name)

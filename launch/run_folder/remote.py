@@ -16,8 +16,8 @@ from launch.settings.address import check_address, masked
 
 COPY = re.compile(rf"{STEP_PREFIX}(\d+)-([0-9a-f]{{8}})")
 """The name of a copy: that of the checkpoint, and the beginning of its manifest's digest."""
-BESIDE = "beside/"
-"""A copy's folder of files that the run's folder had then: its logs, and the name of the best checkpoint."""
+BESIDE = re.compile(rf"beside/(\w+\.jsonl|checkpoints/{BEST})")
+"""A copy's files of what the run's folder had then: its logs, and the name of the best checkpoint."""
 _one_at_a_time = threading.Lock()
 """Held while copies are made: a run that goes on from its checkpoint may have begun some before."""
 
@@ -75,6 +75,7 @@ class RemoteCheckpoints:
         """
         with _one_at_a_time, self._explained("has not all checkpoints"), checkpoints.held() as held:
             there = self._listed()
+            self._check_run(checkpoints, self._whole(there))
             wanted = {f"{each.name}-{_mark((each / STATE).read_bytes())}": each for each in held}
             for name, checkpoint in wanted.items():
                 if self._manifest(name, there.get(name, {})) is None:
@@ -91,12 +92,9 @@ class RemoteCheckpoints:
                 self._put(checkpoint / file, self._path(name, file))
             if (size := self._files.size(self._path(name, file))) != digest.num_bytes:
                 raise OSError(f"{name}/{file} has {size} bytes there instead of {digest.num_bytes}")
-        for path in (
-            *run.glob("*.jsonl"),
-            checkpoint.with_name(BEST),
-        ):  # the best is named before it is logged
-            if path.is_file():
-                self._put(path, self._path(name, BESIDE + str(path.relative_to(run))))
+        logs = sorted(run.glob("*.jsonl"))  # before the best, which is named before it is logged
+        for path in filter(Path.is_file, (*logs, checkpoint.with_name(BEST))):
+            self._put(path, self._path(name, "beside", str(path.relative_to(run))))
         self._files.pipe_file(self._path(name, STATE), text)
 
     def _put(self, path: Path, target: str) -> None:
@@ -112,8 +110,8 @@ class RemoteCheckpoints:
             directory: the run's folder.
 
         Raises:
-            ConfigError: the address holds the checkpoints of another run, or a file is damaged.
-            TroupeError: a file cannot be had; names the address and the reason.
+            ConfigError: the address holds the checkpoints of another run.
+            TroupeError: a file is damaged or cannot be had; names the address and the reason.
         """
         with self._explained("cannot be read"):
             there = self._listed()
@@ -124,9 +122,8 @@ class RemoteCheckpoints:
             if not whole or (checkpoints.latest() is not None and _step(next(iter(whole))) <= max(steps)):
                 return
             newest, *others = whole
-            for file in there[newest]:
-                if file.startswith(BESIDE):
-                    self._get(newest, file, directory, file.removeprefix(BESIDE))
+            for found in filter(None, map(BESIDE.fullmatch, there[newest])):
+                self._get(newest, found[0], directory, found[1])
             best = directory / "checkpoints" / BEST
             is_best = best.read_text(encoding="utf-8").partition(" ")[0] if best.is_file() else ""
             for name in (*(each for each in others if each.startswith(f"{is_best}-")), newest):
@@ -156,7 +153,7 @@ class RemoteCheckpoints:
     def _get(self, name: str, file: str, folder: Path, inside: str) -> None:
         path = PurePosixPath(inside)
         if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{name} names a file {inside!r}, which is outside of its folder")
+            raise ValueError(f"{name} names {inside!r}, which is outside of its folder")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         self._files.get_file(self._path(name, file), str(folder / path))
 
@@ -196,11 +193,11 @@ class RemoteCheckpoints:
         return manifest if sizes.items() <= there.items() else None
 
     def _check_run(self, checkpoints: CheckpointFolder, whole: Mapping[str, Manifest]) -> None:
-        """Raise ``ConfigError`` if the newest copy is not of the run of ``checkpoints``."""
-        owner = next((each.progress.run for each in whole.values()), None)
+        """Raise ``ConfigError`` if a copy is not of the run of ``checkpoints``."""
+        owners = {each.progress.run for each in whole.values()}
         newest = checkpoints.latest()
         run = None if newest is None else checkpoints.progress(newest, reads_all=False).run
-        if owner is not None and (run is None or owner not in ("", run)):
+        if owners - ({"", run} if newest else set()):
             raise ConfigError(
                 f"{self} holds the checkpoints of another run: name another address, or go on with that run "
                 "by run.resume=true and a run.directory without a checkpoint."

@@ -121,7 +121,7 @@ class Milestones:
         self._copy()
         if self.state.is_copying:
             self.tracker.announce("Waiting for the checkpoint's copy at run.checkpoints.to.")
-            self.state.copy(wait=True)
+        self.state.copy(wait=True)
 
     def save_interrupted(self) -> None:
         """Leave a checkpoint of an interrupted run behind: where the learner is between two states, only the

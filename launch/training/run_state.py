@@ -211,24 +211,22 @@ class RunState:
         """Begin to copy the newest whole checkpoint to ``run.checkpoints.to``, unless that was done.
 
         Args:
-            wait: until it is there.
+            wait: until all that is here is there.
 
         Raises:
             TroupeError: the copy before, or with ``wait`` this one, has failed. The checkpoint is here all
-                the same, and the next call tries again.
+                the same, and the next copy makes up for it.
         """
         if self._copy is not None and (wait or self._copy.done()):
             copy, self._copy = self._copy, None
-            try:
-                copy.result()
-            except Exception:
-                self._copied = None
-                raise
-        if self._remote is not None and self._copy is None and self._copied is not self._whole:
+            copy.result()
+        if self._remote is None or self._whole is None or self._copy is not None:
+            return
+        if wait:
+            self._remote.mirror(self.checkpoints)
+        elif self._copied is not self._whole:
             self._copied = self._whole
             self._copy = in_background(partial(self._remote.mirror, self.checkpoints), "copy")
-            if wait:
-                self.copy(wait)
 
     def save(
         self, stream: StreamState, save_learner: SaveLearner, step_under_evaluation: int | None = None

@@ -6,18 +6,23 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from machine import wait_until
 
 from environments.disk import FileDigest
 from environments.errors import ConfigError, TroupeError
 from launch import export
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, StreamState
+from launch.run_folder.remote import RemoteCheckpoints
 from launch.settings.address import masked
 from launch.settings.compose import compose
+from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.validation.settings import check_settings
 
@@ -151,18 +156,26 @@ def test_copy_with_other_content_is_refused(tmp_path: Path, address: str) -> Non
     save(state_at(tmp_path / "first", address), 1)
     shard = files_of(address, 1)["state_00001_of_00002.safetensors"]
     FILES.pipe_file(shard, FILES.cat_file(shard)[::-1])
-    with pytest.raises(ConfigError, match=r"state_00001_of_00002\.safetensors is not what was written"):
+    damaged = r"to=memory://.* cannot be read .*state_00001_of_00002\.safetensors is not what was written"
+    with pytest.raises(TroupeError, match=damaged):
         state_at(tmp_path / "second", address, "run.resume=true")
     assert CheckpointFolder(tmp_path / "second", kept=1).latest() is None
 
 
-def test_copy_cannot_write_outside_the_folder(tmp_path: Path, address: str) -> None:
+def test_copy_cannot_write_outside_the_folder(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store may have files of any name."""
     save(state_at(tmp_path / "first", address), 1)
-    files = files_of(address, 1)
-    folder, _, _ = files[STATE].rpartition("/")
-    FILES.pipe_file(f"{folder}/beside/../../planted.jsonl", b"{}")
-    with pytest.raises(TroupeError, match=r"names a file '\.\./\.\./planted\.jsonl', which is outside"):
-        state_at(tmp_path / "second/inside", address, "run.resume=true")
+    manifest = json.loads(FILES.cat_file(files_of(address, 1)[STATE]))
+    manifest["files"] = {"../../planted": {"num_bytes": 2, "sha256": ""}} | manifest["files"]
+    text = json.dumps(manifest).encode()
+    name = f"step_000009-{sha256(text).hexdigest()[:8]}"
+    FILES.pipe_file(f"{FILES._strip_protocol(address)}/{name}/{STATE}", text)
+    there = {file: digest["num_bytes"] for file, digest in manifest["files"].items()} | {STATE: len(text)}
+    monkeypatch.setattr(RemoteCheckpoints, "_listed", lambda _: {name: there})
+    with pytest.raises(TroupeError, match=r"names '\.\./\.\./planted', which is outside"):
+        state_at(tmp_path / "second", address, "run.resume=true")
 
 
 @pytest.mark.parametrize("place", ["the run", "its address"])
@@ -205,17 +218,28 @@ def test_damaged_model_is_not_exported(
 # -- a copy that fails ---------------------------------------------------------------------------------
 
 
-def test_failed_copy_is_named_and_made_up_for(
+def test_failed_copy_is_named_at_the_next_update(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = state_at(tmp_path / "run", address)
+    state, alarms = state_at(tmp_path / "run", address), list[str]()
+    tracker: Any = SimpleNamespace(announce=lambda text: None, alarm=alarms.append)
+    nothing: Any = None
+    milestones = Milestones(nothing, 9, state, None, nothing, nothing, tracker, nothing)
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "put_file", lambda *_, **__: 1 / 0)
-        with pytest.raises(TroupeError, match=rf"run.checkpoints.to={address} has not all .*ZeroDivision"):
-            save(state, 1)
+        state.progress.step = 1
+        state.save(StreamState(), save_shards)
+        milestones.finish_save(seconds=0)
+        wait_until(lambda: state._copy is not None and state._copy.done())
+        milestones.finish_save(seconds=0)
+        milestones.finish_save(seconds=0)
+        with pytest.raises(TroupeError, match="ZeroDivision"):
+            milestones.finish_copy()
+    assert len(alarms) == 1, "it is tried again with the next checkpoint, or at the end"
+    assert alarms[0].startswith(f"run.checkpoints.to={address} has not all checkpoints (ZeroDivisionError")
     assert CheckpointFolder.progress(tmp_path / "run/checkpoints/step_000001").step == 1, "it is here"
     assert copies_at(address) == []
-    state.copy(wait=True)
+    milestones.finish_copy()
     assert copies_at(address) == ["step_000001"]
 
 
@@ -242,8 +266,15 @@ def test_checkpoint_stays_while_it_is_copied(
     assert [each.name for each in state.checkpoints.all()] == ["step_000001", "step_000003", "step_000004"]
     goes_on.set()
     state.copy(wait=True)
-    state.copy(wait=True)
     assert copies_at(address)[-1] == "step_000004"
+
+
+def test_run_that_began_beside_another_deletes_none_of_its_copies(tmp_path: Path, address: str) -> None:
+    first, second = (state_at(tmp_path / name, address) for name in ("first", "second"))
+    save(first, 1)
+    with pytest.raises(ConfigError, match="holds the checkpoints of another run"):
+        save(second, 2)
+    assert copies_at(address) == ["step_000001"]
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])
