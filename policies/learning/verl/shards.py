@@ -311,7 +311,7 @@ class TorchFiles:
 
 
 def _memory(name: str, tensor: torch.Tensor) -> Hashable:
-    """What the names of one tensor have in common in a file."""
+    """Identity of a tensor in a file: its names have it in common."""
     own = verl_weights.local(tensor)
     return (own.data_ptr(), tensor.shape) if own.numel() else name
 

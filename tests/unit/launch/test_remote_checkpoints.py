@@ -269,7 +269,7 @@ def test_checkpoint_stays_while_it_is_copied(
     assert copies_at(address)[-1] == "step_000004"
 
 
-def test_run_that_began_beside_another_deletes_none_of_its_copies(tmp_path: Path, address: str) -> None:
+def test_run_begun_beside_another_deletes_none_of_its_copies(tmp_path: Path, address: str) -> None:
     first, second = (state_at(tmp_path / name, address) for name in ("first", "second"))
     save(first, 1)
     with pytest.raises(ConfigError, match="holds the checkpoints of another run"):
