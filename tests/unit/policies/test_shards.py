@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
 from two_ranks import on_two_ranks
 
 from environments.errors import ConfigError
@@ -67,15 +67,7 @@ MODULES = (Tied, Untied, Empty, Views)
 
 
 def sharded(module: nn.Module) -> nn.Module:
-    """The module with each rank's rows of its parameters."""
-    mesh, made = init_device_mesh("cpu", (dist.get_world_size(),)), dict[int, nn.Parameter]()
-    for each in module.modules():
-        for name, parameter in list(each.named_parameters(recurse=False)):
-            if id(parameter) not in made:
-                shard = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
-                made[id(parameter)] = nn.Parameter(shard)
-            setattr(each, name, made[id(parameter)])
-    return module
+    return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
 def learned(module: nn.Module) -> torch.optim.Optimizer:
