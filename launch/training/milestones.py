@@ -142,13 +142,12 @@ class Milestones:
         """
         progress = self.state.progress
         self._finish_or_leave_out()
-        if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
-            return
-        try:
-            self._begin_save(self._stream().with_played_again(has_failed))
-            self.finish_save()
-        except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
-            self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
+        if not self.interrupts.was_cut and progress.stage_steps and progress != self.state.saved:
+            try:
+                self._begin_save(self._stream().with_played_again(has_failed))
+                self.finish_save()
+            except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
+                self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
         self._finish_copy_or_name()
 
     def _finish_copy_or_name(self) -> None:
