@@ -299,7 +299,11 @@ class CheckpointFolder:
         """
         with _damage_explained(checkpoint):
             manifest = Manifest.read(checkpoint)
-            check_digests(checkpoint, manifest.files if reads_all else {})
+            if reads_all:
+                check_digests(checkpoint, manifest.files)
+                tensors = {str(each.relative_to(checkpoint)) for each in checkpoint.rglob("*.safetensors")}
+                if strange := sorted(tensors - manifest.files.keys()):
+                    raise ValueError(f"{strange[0]} has no digest in {STATE}")
             return manifest.progress
 
     @staticmethod
