@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +131,47 @@ def test_newer_copy_than_those_in_the_folder_is_fetched(tmp_path: Path, address:
     latest.unlink()
     latest.symlink_to("step_000002")
     assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing catches it, nothing is cleaned up."""
+
+
+def test_kill_at_any_moment_of_copy_leaves_whole_copies(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, left = [], 0
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    for operation in range(50):
+        to, killed = f"{address}/{operation}", False
+        state = state_at(tmp_path / str(operation), to)
+        save(state, 1, 2)
+        state.progress.step, left = 3, operation
+        state.save(StreamState(), save_shards)
+        with monkeypatch.context() as patch:
+            for name in ("put_file", "pipe_file", "rm_file", "rm"):
+                patch.setattr(MemoryFileSystem, name, dying(getattr(MemoryFileSystem, name)))
+            try:
+                state.copy(wait=True)
+            except Killed:
+                killed = True
+        resumed = state_at(tmp_path / f"{operation} resumed", to, "run.resume=true")
+        found.append(resumed.progress.step)
+        state.copy(wait=True)
+        assert copies_at(to) == ["step_000002", "step_000003"], operation
+        if not killed:
+            break
+    assert found == sorted(found) and (found[0], found[-1]) == (2, 3) and operation > 4
 
 
 # -- what is not whole, or damaged ---------------------------------------------------------------------
