@@ -169,7 +169,7 @@ def served_versions(versions: Sequence[str], model_path: str) -> dict[str, str]:
             known = ", ".join(f"{each} ({Path(folder).parent.name})" for each, folder in there.items())
             raise ConfigError(
                 f"server.versions={versions} names {name!r}, which is not in the run of {model_path}. "
-                f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints_kept "
+                f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints.kept "
                 "keeps more of them, and run.best_metric the best one."
             )
     return {name: there[name] for name in versions}

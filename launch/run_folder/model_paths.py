@@ -88,7 +88,7 @@ def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str
         ConfigError: the checkpoint is damaged.
     """
     checkpoint = Path(folder).parent
-    version = CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+    version = _version(checkpoint) if (checkpoint / STATE).is_file() else 0
     return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 
@@ -107,9 +107,13 @@ def versions_of(model_path: str) -> dict[str, str]:
         return {}
     run = checkpoint.parent.parent
     found = sorted(path.parent for path in checkpoint.parent.glob(f"{STEP_PREFIX}*/{STATE}"))
-    models = {str(CheckpointFolder.version(each)): str(each / HUGGINGFACE) for each in found}
+    models = {str(_version(each)): str(each / HUGGINGFACE) for each in found}
     best = CheckpointFolder(run, kept=1).best()
     return models if best is None else {**models, BEST: str(best / HUGGINGFACE)}
+
+
+def _version(checkpoint: Path) -> int:
+    return CheckpointFolder.progress(checkpoint, reads_all=False).version
 
 
 def newest_checkpoint(runs: Path) -> Path | None:

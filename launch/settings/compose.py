@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from environments.bounds import leaves
 from environments.errors import ConfigError
 from launch.settings import former
+from launch.settings.address import masked
 from launch.settings.tree import TrainConfig, rollouts_of_an_update
 from launch.settings.unknown import unknown
 
@@ -191,7 +192,7 @@ def _parsed(overrides: Sequence[str]) -> Iterator[Override]:
             yield parser.parse_override(text)
         except HydraException as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{text!r} cannot be read: write setting=value. ({reason})") from error
+            raise ConfigError(masked(f"{text!r} cannot be read: write setting=value. ({reason})")) from error
 
 
 def _check(override: Override) -> None:

@@ -7,7 +7,7 @@ its bound, below it the sentence that ``--help`` prints.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from actors.rollouts.rollout import RolloutLimits
@@ -35,6 +35,15 @@ LIMITS = ("max_steps", "max_prompt_tokens", "max_response_tokens", "max_turn_tok
 
 
 @dataclass
+class CheckpointConfig:
+    """Keys of ``run.checkpoints``."""
+
+    every: int = setting(50, at_least=1)
+    kept: int = setting(2, at_least=1)
+    to: str = ""
+
+
+@dataclass
 class RunConfig:
     """One run and its folder."""
 
@@ -43,13 +52,14 @@ class RunConfig:
     there."""
     num_steps: int = setting(100, at_least=1)
     """Policy updates of the stage reinforce."""
-    resume: bool = False
-    """Go on from the newest checkpoint in run.directory."""
-    checkpoint_every: int = setting(50, at_least=1)
-    """Updates between two checkpoints, and steps in a stage without rollouts. A checkpoint is also written
-    after such a stage, at the end and on Ctrl-C."""
-    checkpoints_kept: int = setting(2, at_least=1)
-    """Newest checkpoints that stay on disk; the best one stays too."""
+    resume: bool | str = False
+    """Go on from the newest checkpoint in run.directory or, where that is newer, at the address of
+    run.checkpoints.to; or at another address, such as s3://bucket/run, that takes the place of true."""
+    checkpoints: dict[str, Any] = field(default_factory=lambda: asdict(CheckpointConfig()))
+    """A checkpoint is written after every so many updates (steps, in a stage without rollouts), after such a
+    stage, at the end and on Ctrl-C. kept: the newest ones that stay; the best one stays too. to: address of
+    any file system that fsspec knows, to which they are copied, such as s3://bucket/run. Keys and passwords
+    stand in its package's own variables or files, and never in the address."""
     trajectories_kept: int = setting(200, at_least=0)
     """Newest updates whose trajectories stay in run.directory/trajectories, and as many evaluations, with
     messages, rewards, advantages, tokens, log-probabilities and versions. 0 keeps none."""
@@ -83,6 +93,11 @@ class RunConfig:
     stop_at: float | None = None
     """Value of run.stop_metric, or a higher one, at which the run ends, with a checkpoint and an evaluation.
     To train on after that, resume the run with a higher value, or without both settings."""
+
+    @property
+    def saving(self) -> CheckpointConfig:
+        """The settings of ``checkpoints``; what is left out has its default."""
+        return CheckpointConfig(**self.checkpoints)
 
 
 @dataclass

@@ -100,6 +100,7 @@ class TrainingLoop:
         self.milestones.evaluate_and_save(Clock(self.activity))
         with self.activity.during("time/checkpoint"):
             self.milestones.finish_save()
+            self.milestones.finish_copy()
         self.plan.announce_set_aside()
         run.tracker.summary()
         # The agent with its tools too, if it can answer.

@@ -185,6 +185,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                     tracker.announce(notice)
                 if goal.reached:  # before this process began: nothing is left to do
                     tracker.summary()
+                    state.copy(wait=True)
                     return True
                 needed = parts_needed(config, stages, workload)
                 loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)

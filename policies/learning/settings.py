@@ -136,7 +136,7 @@ def phase_optimizer(setting: str, given: Mapping[str, Any]) -> OptimizerConfig:
     return OptimizerConfig(**given)
 
 
-def check_keys(setting: str, given: Mapping[str, Any], declared: OptimizerConfig | OverlongConfig) -> None:
+def check_keys(setting: str, given: Mapping[str, Any], declared: object) -> None:
     """Raise ``ConfigError`` for a key of ``given`` that is not ``declared``, or a value that is wrong."""
     known = {leaf.name: leaf for leaf in leaves(declared)}
     for name, value in given.items():

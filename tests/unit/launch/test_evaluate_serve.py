@@ -253,7 +253,7 @@ def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_
         ("policy@31", str(newer / "huggingface"), 31),
     ]
     there = r"21 \(step_000020\), 31 \(step_000030\), best \(step_000020\)"
-    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints_kept"):
+    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints\.kept"):
         serve.served_versions(["best", "7"], str(newer / "huggingface"))
     with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
         serve.served_versions(["best"], str(tiny_model))

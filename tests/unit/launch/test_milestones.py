@@ -27,12 +27,12 @@ from launch.training.run_state import RunState
 
 
 def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> RunState:
-    run = RunConfig(directory=str(directory), resume=resume, checkpoints_kept=checkpoints_kept)
+    run = RunConfig(directory=str(directory), resume=resume, checkpoints={"kept": checkpoints_kept})
     return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
 
 
 def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:
-    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=checkpoint_every))
+    config: Any = SimpleNamespace(run=RunConfig(checkpoints={"every": checkpoint_every}))
     nothing: Any = None
     tracker: Any = SimpleNamespace(goal=Goal())
     return Milestones(config, num_updates, state, None, nothing, nothing, tracker, nothing)
@@ -72,7 +72,7 @@ def test_interrupted_warm_start_is_saved_again_when_done(tmp_path: Path) -> None
 
 def test_stage_without_rollouts_is_saved_as_often_as_chosen(tmp_path: Path) -> None:
     state = state_of(tmp_path)
-    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=6))
+    config: Any = SimpleNamespace(run=RunConfig(checkpoints={"every": 6}))
     parts: Any = SimpleNamespace(
         begin_save=lambda folder: None, have_begun=False, announce=lambda text: None, running_step=None
     )
@@ -110,7 +110,7 @@ class SlowDisk:
 def save_beside(state: RunState, learner: Any) -> tuple[Milestones, list[str]]:
     """The milestones of a run that saves each update, and what it announces."""
     milestones, announced = under_way(state)
-    run = SimpleNamespace(best_metric=None, checkpoint_every=1)
+    run = RunConfig(checkpoints={"every": 1})
     config: Any = SimpleNamespace(run=run, evaluation=SimpleNamespace(every=0))
     return replace(milestones, config=config, learner=learner), announced
 

@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
 def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     """The folder of a run whose groups have these rewards."""
     folder.mkdir()
-    config = compose([*SETTINGS, f"run.directory={folder}", "run.checkpoints_kept=9"])
+    config = compose([*SETTINGS, f"run.directory={folder}", "run.checkpoints.kept=9"])
     (folder / "settings.yaml").write_text(yaml.safe_dump(plain_json(config)), encoding="utf-8")
     state, learner, algorithm = RunState(config, folder), cast(Any, OneWeight()), algorithm_of(config)
     metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
