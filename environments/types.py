@@ -237,8 +237,11 @@ class Step:
         if conversation is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.chat_completions = conversation.messages
-        del self.__dict__["_conversation"]
+        self.__dict__.pop("_conversation", None)  # another thread, which writes the log, may have done so
         return self.chat_completions
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # as pickle does it, which would look for this method in ``__getattr__``
 
     @property
     def conversation(self) -> Conversation | None:
@@ -255,7 +258,7 @@ class Step:
 
 
 def share(steps: Iterable[Step]) -> list[Step]:
-    """Copies of ``steps`` that store once what several of them repeat: messages, and tokens."""
+    """``steps`` as they are pickled: what several repeat is stored once, in copies of those that do not so."""
     shared: list[Step] = []
     table: MessageTable | None = None
     first: Completion | None = None
@@ -267,7 +270,8 @@ def share(steps: Iterable[Step]) -> list[Step]:
             table = MessageTable() if conversation is None else conversation.table
         if conversation is None or conversation.table is not table:
             conversation = table.add(step.chat_completions)
-        shared.append(step.storing(conversation, completion))
+        is_shared = conversation is step.conversation and completion is step.completion
+        shared.append(step if is_shared else step.storing(conversation, completion))
     return shared
 
 

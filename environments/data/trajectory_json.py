@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from environments.columns import packed, stored, unpacked
@@ -72,10 +73,12 @@ def trajectory_from_json(values: Json) -> Trajectory:
 
 def _values(value: Trajectory | Step | Completion, own: Json) -> Json:
     """The fields of ``value``, of which those in ``own`` are not read."""
-    return {
-        field.name: own[field.name] if field.name in own else getattr(value, field.name)
-        for field in fields(value)
-    }
+    return {name: own[name] if name in own else getattr(value, name) for name in _names(type(value))}
+
+
+@cache
+def _names(of: type[Trajectory | Step | Completion]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(of))
 
 
 def _completion_to_json(completion: Completion, num_repeated: int) -> Json:
@@ -120,10 +123,10 @@ def plain_json(value: Any) -> Any:
     """The value as it will be read again: a value or key that JSON does not know becomes its text."""
     if type(value) in PLAIN_TYPES:
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         if PLAIN_TYPES.issuperset(map(type, value)):  # ids and log-probabilities: most of what there is
             return list(value)
