@@ -240,9 +240,6 @@ class Step:
         self.__dict__.pop("_conversation", None)  # another thread, which writes the log, may have done so
         return self.chat_completions
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # as pickle does it, which would look for this method in ``__getattr__``
-
     @property
     def conversation(self) -> Conversation | None:
         """The messages as they are stored, where they are shared and no list was made of them."""
@@ -258,7 +255,7 @@ class Step:
 
 
 def share(steps: Iterable[Step]) -> list[Step]:
-    """``steps`` as they are pickled: what several repeat is stored once, in copies of those that do not so."""
+    """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
     shared: list[Step] = []
     table: MessageTable | None = None
     first: Completion | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 from environments.columns import packed, stored, unpacked
@@ -22,6 +21,7 @@ _LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "
 """Fields that files of earlier versions do not have."""
 _TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
+_NAMES = {each: tuple(field.name for field in fields(each)) for each in (Trajectory, Step, Completion)}
 _PACKED_FIELDS = {"prompt_ids", "completion_ids", "logprobs", "token_versions"}
 """Fields of a completion that are ``packed``; files of earlier versions have lists there."""
 
@@ -73,12 +73,8 @@ def trajectory_from_json(values: Json) -> Trajectory:
 
 def _values(value: Trajectory | Step | Completion, own: Json) -> Json:
     """The fields of ``value``, of which those in ``own`` are not read."""
-    return {name: own[name] if name in own else getattr(value, name) for name in _names(type(value))}
-
-
-@cache
-def _names(of: type[Trajectory | Step | Completion]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(of))
+    names = _NAMES.get(type(value)) or tuple(field.name for field in fields(value))
+    return {name: own[name] if name in own else getattr(value, name) for name in names}
 
 
 def _completion_to_json(completion: Completion, num_repeated: int) -> Json:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class RunState:
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """Conversations of this run's updates and evaluations."""
         self.trajectories.forget_after(self.progress.step)
+        self._logging: Future[None] | None = None
 
     def _check_beginning(self, config: TrainConfig) -> None:
         """A run that begins writes over what is in its folder. Raises ``ConfigError`` if that is a run."""
@@ -117,6 +119,17 @@ class RunState:
             return
         self._set_aside.append(record)
 
+    def log_beside(self, record: Callable[[TrajectoryLog], None]) -> None:
+        """Have trajectories recorded while the run goes on, once those before are."""
+        self.finish_log()
+        self._logging = in_background(partial(record, self.trajectories), "trajectories")
+
+    def finish_log(self) -> None:
+        """Wait until all trajectories are recorded. Raises the error of those that could not be written."""
+        logging, self._logging = self._logging, None
+        if logging is not None:
+            logging.result()
+
     def note_judge(self, kind: str, groups: Sequence[TrajectoryGroup]) -> str | None:
         """Write down who judges success in ``groups``; return a sentence if it was somebody else before.
 
@@ -139,6 +152,7 @@ class RunState:
     ) -> None:
         """Begin to write a checkpoint, once ``finish_save`` has returned the one before it."""
         assert self._write is None, "one is written at a time"
+        self.finish_log()  # the checkpoint counts on it: a resumed run does not make these updates again
         progress = deepcopy(self.progress)
         finish = self.checkpoints.begin_save(progress, stream, save_learner, step_under_evaluation)
         self.saved, self._write = progress, in_background(finish, "checkpoint")

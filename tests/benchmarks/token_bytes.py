@@ -104,6 +104,7 @@ class Update:
 
 def report_updates(sizes: list[str]) -> None:
     """Print a column for each size."""
+    Update(GROUP_SIZE, 2, 20).make()  # the first one loads modules
     columns = {}
     for size in sizes:
         update = Update(*map(int, size.split("x")))
