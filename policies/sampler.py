@@ -149,7 +149,7 @@ class TokenRequest:
     With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     params: SamplingParams
     min_version: int = 0
     session_id: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
@@ -70,6 +70,7 @@ class RunState:
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """Conversations of this run's updates and evaluations."""
         self.trajectories.forget_after(self.progress.step)
+        self._logging: Future[None] | None = None
 
     def _open_remote(self, config: TrainConfig) -> RemoteCheckpoints | None:
         """The place of copies, if there is one. A newer checkpoint than those that are here is fetched first.
@@ -150,6 +151,17 @@ class RunState:
             return
         self._set_aside.append(record)
 
+    def log_beside(self, record: Callable[[TrajectoryLog], None]) -> None:
+        """Have trajectories recorded while the run goes on, once those before are."""
+        self.finish_log()
+        self._logging = in_background(partial(record, self.trajectories), "trajectories")
+
+    def finish_log(self) -> None:
+        """Wait until all trajectories are recorded. Raises the error of those that could not be written."""
+        logging, self._logging = self._logging, None
+        if logging is not None:
+            logging.result()
+
     def note_judge(self, kind: str, groups: Sequence[TrajectoryGroup]) -> str | None:
         """Write down who judges success in ``groups``; return a sentence if it was somebody else before.
 
@@ -172,6 +184,7 @@ class RunState:
     ) -> None:
         """Begin to write a checkpoint, once ``finish_save`` has returned the one before it."""
         assert self._write is None, "one is written at a time"
+        self.finish_log()  # the checkpoint counts on it: a resumed run does not make these updates again
         progress = deepcopy(self.progress)
         finish = self.checkpoints.begin_save(progress, stream, save_learner, step_under_evaluation)
         self.saved, self._write = progress, in_background(finish, "checkpoint")

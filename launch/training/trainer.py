@@ -189,6 +189,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                     return True
                 needed = parts_needed(config, stages, workload)
                 loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)
+                ending.callback(state.finish_log)
                 loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:
                 if loop is not None and ray_lives():

@@ -7,9 +7,8 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from environments.columns import Floats, Ints, TokenIds, floats, stored
@@ -19,6 +18,8 @@ from environments.prefix_tree import Span
 from environments.types import STATE_KEY, Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from policies.learning.algorithm import Algorithm
 
 FLOATS = (
@@ -92,16 +93,17 @@ class TrainingSample:
             object.__setattr__(sample, name, column)
         return sample
 
-    def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
+    def on_sampled_tokens(self, values: Sequence[float] | np.ndarray) -> array[float]:
         """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
         import numpy as np  # actors and commands that import this module have no use for it
 
         mask = np.asarray(stored(self, "loss_mask")) > 0
-        column, count = np.zeros(len(mask)), self.num_sampled_tokens
-        column[mask] = np.fromiter(islice(values, count), float, count)  # an iterator's others stay
-        return tuple(column.tolist())
+        column = np.zeros(len(mask))
+        column[mask] = np.reshape(values, self.num_sampled_tokens)
+        short = column.astype(np.float32)  # as ``floats`` does it, without an object for each number
+        return array("f", short.tobytes()) if (short == column).all() else array("d", column.tobytes())
 
-    def without_tokens(self, left_out: Sequence[bool]) -> TrainingSample:
+    def without_tokens(self, left_out: Sequence[bool] | np.ndarray) -> TrainingSample:
         """The same sample, not to be trained on those of its sampled tokens that are ``left_out``."""
         leaves = self.on_sampled_tokens(left_out)
         thinned = {}
