@@ -1,10 +1,11 @@
 """A recipe in bfloat16 beside float32, engine and learner alike: what it learns, how far they differ, the cost.
 
-    python tests/benchmarks/precision.py [--recipe calculator] [--updates 30] [--seeds 0,1,2]
+    python tests/benchmarks/precision.py [--recipe guess] [--warm-start 250] [--updates 10] [--seeds 0,1,2]
         [--dtypes float32,bfloat16] [--folder runs/precision]
 
-A run takes two to five minutes, and is not made again if the folder has it: the command may be given part by
-part. Its table is of all runs that are there. Success is on held-out tasks, before the first update and after
+All runs begin with one model, which has learned from the recipe's demonstrations in float32; without a warm
+start (of smollm2: 0) with the recipe's. A run takes a minute or two, and is not made again if the folder has
+it: the command may be given part by part. Its table is of all runs that are there. Success is on held-out tasks, before the first update and after
 the last. The difference is the mean over the updates of what the log-probabilities of engine and learner
 differ by under the same weights, in nats a token; corrected is what importance weights leave of it, since
 they are cut. Memory is that of engine and learner (PSS) when both together have the most.
@@ -20,21 +21,23 @@ from statistics import fmean
 
 import repository  # noqa: F401
 from colocated import ROLES, peaks_of
+from programs import warm_started_model
 from report import Report
 
 from launch.reporting.metrics import FRESH_MISMATCH, FRESH_MISMATCH_MAX
 from launch.reporting.tracker import read_metrics
 
 MEASURED = "measured.json"
-SUCCESS = "eval/pass_at_1"
+SUCCESS = "eval/reward_mean"
 CORRECTED = "learn/corrected_logprob_diff_mean"
 SHARE = "learn/weight_effective_fraction"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--recipe", default="calculator")
-    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--recipe", default="guess")
+    parser.add_argument("--warm-start", type=int, default=250, help="steps on the demonstrations")
+    parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--folder", type=Path, default=Path("runs/precision"))
@@ -47,6 +50,10 @@ def main() -> None:
             *("effective share", "alarms", "engine MB", "learner MB", "seconds of the updates"),
         ),
     )
+    shared = []
+    if arguments.warm_start:
+        model = warm_started_model(arguments.recipe, arguments.folder, arguments.warm_start)
+        shared = [f"model.path={model}", "warm_start.num_steps=0"]
     for seed in arguments.seeds.split(","):
         for dtype in arguments.dtypes.split(","):
             directory = arguments.folder / arguments.recipe / f"{dtype}-{seed}"
@@ -54,7 +61,7 @@ def main() -> None:
                 shutil.rmtree(directory, ignore_errors=True)
                 settings = [f"recipe={arguments.recipe}", f"seed={seed}", f"run.directory={directory}"]
                 settings += [f"learner.dtype={dtype}", f"server.engine.options.dtype={dtype}"]
-                settings += [f"run.num_steps={arguments.updates}", *arguments.overrides]
+                settings += [f"run.num_steps={arguments.updates}", *shared, *arguments.overrides]
                 peaks, seconds = peaks_of(settings, arguments.updates)
                 (directory / MEASURED).write_text(json.dumps({"peaks": peaks, "seconds": seconds}))
     for directory in sorted((arguments.folder / arguments.recipe).iterdir()):

@@ -420,6 +420,8 @@ def test_size_of_the_importance_weights_is_told(
         "learn/weight_truncated_fraction": [(each > most).float().mean() for each in weights],
         "learn/weight_effective_fraction": [each.sum() ** 2 / (each**2).sum() / len(each) for each in used],
     }
+    lost = (weights[0] / used[0]).log().mean()
+    assert metrics["learn/corrected_logprob_diff_mean"] == pytest.approx(float(lost), rel=1e-3, abs=1e-6)
     for name, steps in expected.items():
         assert metrics[name] == pytest.approx(float(torch.stack(steps).mean()), rel=1e-3), name
     assert metrics["learn/weight_max"] == pytest.approx(float(torch.cat(weights).max()), rel=1e-3)
