@@ -198,8 +198,8 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
         check_loadable(folder, config.model.chat_template_kwargs)
         if "quantization_config" in config_of(folder):
             raise ConfigError(
-                f"model.path={config.model.path!r} has quantized weights, which the learner cannot train, not "
-                "even beneath adapters (QLoRA): name the model that they were made from, with "
+                f"model.path={config.model.path!r} has quantized weights, which the learner cannot train, "
+                "not even beneath adapters (QLoRA): name the model that they were made from, with "
                 "learner.lora.rank=16 for less memory."
             )
     _check_teacher(config, workload)

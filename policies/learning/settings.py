@@ -187,9 +187,10 @@ class LearnerConfig:
     matches whole names; the experts of a mixture of experts have no adapters, since transformers keeps them
     as one tensor."""
     mismatch_alarm: float = setting(1e-3, at_least=0)
-    """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns; by
-    default 1e-3 in float32, and MISSING where either computes in another dtype. The mean is over trajectories that were sampled by the newest version alone (a few of them with
-    algorithm.correction.level=bypass), or over a short completion of its own where there are none."""
+    """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns: by
+    default 0.001, and 0.05 where either computes in another dtype than float32. The mean is over trajectories
+    that were sampled by the newest version alone (a few of them with algorithm.correction.level=bypass), or
+    over a short completion of its own where there are none."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     critic: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-5})
     """The value model of algorithms that have one (ppo), a second worker group that starts from the model:

@@ -1,14 +1,16 @@
-"""A recipe in bfloat16 beside float32, engine and learner alike: what it learns, how far they differ, the cost.
+"""A recipe in bfloat16 beside float32, of engine and learner alike: what it learns, how far they differ.
 
     python tests/benchmarks/precision.py [--recipe guess] [--warm-start 250] [--updates 10] [--seeds 0,1,2]
         [--dtypes float32,bfloat16] [--folder runs/precision]
 
 All runs begin with one model, which has learned from the recipe's demonstrations in float32; without a warm
 start (of smollm2: 0) with the recipe's. A run takes a minute or two, and is not made again if the folder has
-it: the command may be given part by part. Its table is of all runs that are there. Success is on held-out tasks, before the first update and after
-the last. The difference is the mean over the updates of what the log-probabilities of engine and learner
-differ by under the same weights, in nats a token; corrected is what importance weights leave of it, since
-they are cut. Memory is that of engine and learner (PSS) when both together have the most.
+it: the command may be given part by part, and its table is of all runs that are there.
+
+Success is on held-out tasks, before the first update and after the last. The difference is that of the
+log-probabilities of engine and learner under the same weights, in nats a token, as a mean over the updates;
+corrected is what importance weights leave of it, since they are cut. Memory is that of engine and learner
+(PSS) when both together have the most.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class VerlLearner(VerlWorker):
         the schedule. A mini-batch of which a correction has masked everything takes no step. One that comes
         several times, in as many epochs, takes a step each time.
 
-        ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step, and
-        ``learn/corrected_logprob_diff_mean`` what importance weights leave of it, since they are cut.
+        ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step;
+        ``learn/corrected_logprob_diff_mean`` is what importance weights leave of it, since they are cut.
         ``learn/entropy`` is estimated by the sampled tokens, as the mean of -log p over the steps;
         ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
 
