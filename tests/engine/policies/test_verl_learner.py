@@ -485,6 +485,18 @@ def test_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank) -> 
     assert (config.rms_norm_eps, config._attn_implementation) == (1e-3, "sdpa")
 
 
+def test_bfloat16_learner_keeps_weights_and_moments_in_float32(make_rank: MakeRank) -> None:
+    batch, ranks = batches()[0], [make_rank(LearnerConfig(dtype=each)) for each in ("float32", "bfloat16")]
+    exact, rounded = (torch.cat([torch.tensor(row) for row in rank.logprobs(batch)]) for rank in ranks)
+    assert 1e-5 < (exact - rounded).abs().max() < 0.5, "it computes in bfloat16"
+    before = weights(ranks[1])
+    step(ranks[1])
+    moments = ranks[1].engine.optimizer.state.values()
+    kept = [*ranks[1].engine.module.parameters(), *(each["exp_avg"] for each in moments)]
+    assert {each.dtype for each in kept} == {torch.float32}
+    assert not torch.equal(weights(ranks[1])["model.norm.weight"], before["model.norm.weight"])
+
+
 # -- the reference policy ------------------------------------------------------------------------------
 
 
