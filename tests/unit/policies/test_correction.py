@@ -139,7 +139,7 @@ def test_tokens_of_older_policies_are_corrected_by_default() -> None:
     assert resolved(2, mask_outside=[None, 5.0]) == ("token", None), "what is masked needs no truncation"
 
 
-def test_other_rounding_than_the_learners_is_corrected_by_default() -> None:
+def test_coarser_rounding_is_corrected_by_default() -> None:
     rounded = resolve(AlgorithmConfig(), 64, is_exact=False)
     assert (rounded.correction_level, rounded.truncate_above) == ("token", 2.0)
     off = AlgorithmConfig(correction=CorrectionConfig(level="none"))
