@@ -107,7 +107,7 @@ OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_mod
 OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
 """Fields that move something from a GPU to its host."""
 SMALL_MOMENTS = ("8bit", "4bit", "Fp8")
-"""Parts of names of optimizers, of bitsandbytes and torchao, whose moments are no tensors as the weights."""
+"""Parts of names of optimizers, of bitsandbytes and torchao, whose moments are unlike the weights."""
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),
@@ -145,8 +145,8 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
         )
     if name == "optimizer" and any(each in str(value) for each in SMALL_MOMENTS):
         raise ConfigError(
-            f"{setting} keeps moments that FSDP2 does not shard and checkpoints do not hold: leave it out, "
-            "and set learner.verl.engine.offload_policy=true where a GPU has no room for AdamW's."
+            f"{setting} keeps moments of another shape or type than the weights, from which no checkpoint here "
+            "can go on: leave it out, and set learner.verl.engine.offload_policy=true where a GPU has no room for AdamW's."
         )
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(
