@@ -146,8 +146,8 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
     if name == "optimizer" and any(each in str(value) for each in SMALL_MOMENTS):
         raise ConfigError(
             f"{setting} keeps moments of another shape or type than the weights, from which no checkpoint "
-            "can go on: leave it out, and set learner.verl.engine.offload_policy=true where a GPU has no room "
-            "for AdamW's."
+            "can go on: leave it out, and set learner.verl.engine.offload_policy=true where a GPU has no "
+            "room for AdamW's."
         )
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(
