@@ -12,7 +12,7 @@ from environments.bounds import leaves
 from environments.errors import ConfigError
 from launch.settings import former
 from launch.settings.address import masked
-from launch.settings.tree import TrainConfig, rollouts_of_an_update
+from launch.settings.tree import TrainConfig, mismatch_of_dtypes, rollouts_of_an_update
 from launch.settings.unknown import unknown
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig, OmegaConf
 
-    OmegaConf.register_new_resolver(rollouts_of_an_update.__name__, rollouts_of_an_update)
+    for default in (rollouts_of_an_update, mismatch_of_dtypes):
+        OmegaConf.register_new_resolver(default.__name__, default)
     tree = OmegaConf.structured(TrainConfig)
     for name in former.NAMES:  # Hydra takes no other names than those of the tree, and keys of its dicts
         if name.rpartition(".")[0] not in field_names():

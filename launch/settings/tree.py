@@ -17,6 +17,7 @@ from environments.types import TerminationReason
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
+from policies.settings import EXACT_DTYPES
 
 MASKABLE = [
     str(reason)
@@ -28,6 +29,10 @@ OVERLONG = "overlong"
 """Stands among ``selection.masked_reasons`` for all endings by a limit."""
 ROLLOUTS_OF_AN_UPDATE: Any = "${rollouts_of_an_update:}"
 """A default that OmegaConf works out from the other settings: ``rollouts_of_an_update``."""
+MISMATCH_OF_DTYPES: Any = "${mismatch_of_dtypes:}"
+"""Another one: ``mismatch_of_dtypes``."""
+ROUNDED_MISMATCH = 0.05
+"""``learner.mismatch_alarm`` where engine or learner computes in another dtype than float32."""
 TASKS, COMPLETION = "tasks", "completion"
 """Orders in which groups are trained on."""
 LIMITS = ("max_steps", "max_prompt_tokens", "max_response_tokens", "max_turn_tokens", "timeout_seconds")
@@ -276,6 +281,21 @@ def rollouts_of_an_update(*, _root_: Any) -> int:
     return min(number, fleet.max_actors or number)
 
 
+def is_exact(tree: Any) -> bool:
+    """Return whether engine and learner compute in float32, and so agree to rounding.
+
+    Args:
+        tree: a ``TrainConfig``, or OmegaConf's.
+    """
+    engine = tree.server.engine.options.get("dtype", "float32")
+    return tree.learner.dtype in EXACT_DTYPES and engine in EXACT_DTYPES
+
+
+def mismatch_of_dtypes(*, _root_: Any) -> float:
+    """Difference of engine and learner, in nats a token, that would mean something else than rounding."""
+    return LearnerConfig().mismatch_alarm if is_exact(_root_) else ROUNDED_MISMATCH
+
+
 @dataclass
 class TrainConfig:
     """All settings of ``python -m launch.train``."""
@@ -316,7 +336,7 @@ class TrainConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     fleet: FleetConfig = field(default_factory=lambda: FleetConfig(num_actors=ROLLOUTS_OF_AN_UPDATE))
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(mismatch_alarm=MISMATCH_OF_DTYPES))
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
@@ -342,4 +362,10 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
         ConfigError: an unknown algorithm, a combination that makes no sense, or a setting without an effect.
     """
     rollout, learner = config.rollout, config.learner
-    return resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness, learner.num_epochs)
+    return resolve(
+        config.algorithm,
+        rollout.max_response_tokens,
+        rollout.max_staleness,
+        learner.num_epochs,
+        is_exact(config),
+    )

@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
 from launch.settings.compose import as_train_config, compose, field_names, recipe_names
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import ROUNDED_MISMATCH, TrainConfig, algorithm_of
 from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.training.start import with_turns
 from launch.validation.resources import bundles_of, num_gpus
 from launch.validation.serving import check_colocation
 from launch.validation.settings import check_training_settings
+from policies.learning.settings import LearnerConfig
 
 
 def test_defaults_and_all_recipes_pass_the_check() -> None:
@@ -198,6 +199,23 @@ def test_configuration_of_dataclasses_is_completed_and_checked() -> None:
 )
 def test_rollout_actors_fit_rollouts_cores_and_bounds(overrides: list[str], expected: int) -> None:
     assert compose(overrides).fleet.num_actors == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        ([], 1e-3),
+        (["server.engine.options.dtype=float"], 1e-3),
+        (["learner.dtype=bfloat16"], ROUNDED_MISMATCH),
+        (["server.engine.options.dtype=auto"], ROUNDED_MISMATCH),
+        (["server.engine.options.dtype=bfloat16", "learner.mismatch_alarm=0.2"], 0.2),
+    ],
+)
+def test_mismatch_alarm_is_that_of_the_dtypes(overrides: list[str], expected: float) -> None:
+    config = compose(overrides)
+    assert config.learner.mismatch_alarm == expected
+    is_corrected = algorithm_of(config).correction_level == "token"
+    assert is_corrected == (expected > LearnerConfig().mismatch_alarm)
 
 
 def test_tree_with_an_unknown_key_is_refused() -> None:
