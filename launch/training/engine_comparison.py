@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import RayError
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.types import TrajectoryGroup
 from launch.reporting import metrics
 from launch.settings.tree import TrainConfig
@@ -38,11 +38,12 @@ class LogprobProbe:
     def __init__(self, sample: Callable[[TokenRequest], ray.ObjectRef], temperature: float) -> None:
         self._sample, self._temperature = sample, temperature
         self._prompt_ids: tuple[int, ...] = ()
+        self._policy = ""
         self._answer: ray.ObjectRef | None = None
         self._num_missed = 0
 
     def begin(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
-        """Request a continuation by ``version``, the newest, of the first prompt in ``groups``.
+        """Request a continuation of the first prompt in ``groups`` by ``version``, the newest, of its policy.
 
         A continuation that was requested before and is not there yet is of no use any more.
         """
@@ -50,11 +51,13 @@ class LogprobProbe:
             ray.cancel(self._answer)
             self._answer = None
         rollouts = (trajectory for group in groups for trajectory in group.trajectories)
-        prompts = (completion.prompt_ids for rollout in rollouts for completion in rollout.completions)
-        if prompt_ids := next(filter(None, prompts), None):
-            params = SamplingParams(temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version)
-            self._answer = self._sample(TokenRequest(prompt_ids, params, min_version=version))
-            self._prompt_ids = prompt_ids
+        turns = (turn for rollout in rollouts for turn in rollout.completions if turn.prompt_size)
+        if (first := next(turns, None)) is not None:
+            self._prompt_ids, self._policy = first.prompt_ids, first.policy
+            params = SamplingParams(
+                temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version, policy=first.policy
+            )
+            self._answer = self._sample(TokenRequest(self._prompt_ids, params, min_version=version))
 
     def take(self, version: int) -> list[TrainingSample]:
         """The sample, if it is there and all of it is by ``version``; once only.
@@ -79,6 +82,7 @@ class LogprobProbe:
             response_ids=output.token_ids,
             loss_mask=(1,) * len(output.token_ids),
             rollout_logprobs=output.logprobs,
+            policy=self._policy,
             policy_version=version,
         )
         return [sample]
@@ -98,7 +102,7 @@ class EngineComparison:
 
     config: TrainConfig
     algorithm: Algorithm
-    learner: LearnerGroup
+    learner: Learners
     probe: LogprobProbe | None
     announce: Callable[[str], None]
 

@@ -63,6 +63,8 @@ class TrainingSample:
     values: Floats = Floats()
     advantages: Floats = Floats()
     returns: Floats = Floats()
+    policy: str = ""
+    """Name of the policy that sampled it, where a run trains several."""
     policy_version: int = 0
     """The oldest version that sampled any of it."""
 
@@ -300,6 +302,7 @@ def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int
         rollout_logprobs=logprobs,
         turns=turns,
         rewards=earned,
+        policy=run[0][1].policy,
         policy_version=min(completion.policy_version for _, completion in run),
     )
 

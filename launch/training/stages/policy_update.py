@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.columns import stored
 from launch.training.clock import Clock
 from launch.training.components import Components, UpdateParts
@@ -61,7 +61,7 @@ class PolicyUpdateStage(Stage):
         """
 
     @abstractmethod
-    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+    def learn(self, learner: Learners, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
         """Learn the mini-batches that ``prepare`` has made, one at least.
 
         Args:
@@ -109,9 +109,7 @@ class PolicyUpdateStage(Stage):
             run.report.record(version, selection, metrics, clock)
 
 
-def learn(
-    stage: PolicyUpdateStage, learner: LearnerGroup, prepared: PreparedUpdate, step: int
-) -> LearnerUpdate:
+def learn(stage: PolicyUpdateStage, learner: Learners, prepared: PreparedUpdate, step: int) -> LearnerUpdate:
     """Learn a prepared update: nothing, where every group agreed with itself or none succeeded."""
     if not prepared.batches:
         return LearnerUpdate(metrics={}, num_optimizer_steps=0)
