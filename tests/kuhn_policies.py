@@ -1,4 +1,4 @@
-"""Kuhn poker against its equilibrium: what policies lose to one who knows them, and play of policies in tables."""
+"""Kuhn poker against its equilibrium: what policies lose to one who knows them, and policies in tables."""
 
 from __future__ import annotations
 
@@ -146,9 +146,7 @@ def play(policies: Sequence[Table], update: int, group_size: int) -> list[Trajec
 def learn(
     policy: Table, groups: Sequence[TrajectoryGroup], algorithm: Algorithm, lr: float, entropy_coef: float
 ) -> None:
-    """A step of gradient ascent by what ``assign_credit`` says of the policy's own turns, with a bonus for the
-    entropy.
-    """
+    """A step of gradient ascent by what ``assign_credit`` says of its turns, with a bonus for the entropy."""
     trajectories = {each.rollout_id: each for group in groups for each in group.trajectories}
     samples = {
         name: [sample for sample in training_samples(each) if sample.policy == policy.name]

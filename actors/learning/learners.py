@@ -168,10 +168,10 @@ def merged_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
     """The metrics of several policies: each under its policy's name, ``learn/solver/loss``, and for all of
     them ``learn/loss``, the mean, or the extreme of what ends in ``_max`` or ``_min``.
 
-    Those of one policy stay as they are.
+    Those of a policy without a name, which is alone, stay as they are.
     """
-    if len(by_policy) == 1:
-        return dict(*by_policy.values())
+    if "" in by_policy:
+        return dict(by_policy[""])
     values: dict[str, list[float]] = {}
     for each in by_policy.values():
         for metric, value in each.items():

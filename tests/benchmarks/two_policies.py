@@ -110,9 +110,7 @@ def real(num_updates: int) -> None:
             print(f"weights of {policy}: {weights(resumed, policy)} after {num_updates // 2} updates")
         train(resumed, num_updates, "run.resume=true")
         is_same = all(weights(whole, each) == weights(resumed, each) for each in kuhn.SEATS)
-        print(
-            f"resumed after {num_updates // 2} updates: {'the same weights' if is_same else 'OTHER WEIGHTS'}"
-        )
+        print(f"resumed after {num_updates // 2} updates: {'equal' if is_same else 'OTHER'} weights")
 
 
 def main() -> None:

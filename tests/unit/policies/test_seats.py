@@ -17,7 +17,7 @@ from environments.types import Completion, Trajectory, TrajectoryGroup
 from policies import GameAgent, SeatsAgent
 from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
-from policies.learning.samples import has_signal, training_samples
+from policies.learning.samples import TrainingSample, has_signal, training_samples
 from policies.learning.settings import AlgorithmConfig
 from policies.sampler import SampleRequest
 
@@ -65,6 +65,7 @@ def sample(request: SampleRequest) -> Completion:
         logprobs=(-1.0,) * (1 + len(said)),
         text=said,
         finish_reason="stop",
+        policy=request.params.policy,
     )
 
 
@@ -190,6 +191,49 @@ def test_seat_whose_agent_fails_ends_the_rollout() -> None:
 
     with pytest.raises(AgentError, match=r"SeatsAgent\.update_from_model: ValueError: no move"):
         play(WON_BY_A, agent=SeatsAgent(agent_class=Failing))
+
+
+def test_turn_names_the_policy_of_its_seat() -> None:
+    agent = SeatsAgent(policies={"a": "one", "b": "two"})
+    assert (agent.policies, SeatsAgent().policies) == (("one", "two"), ("",))
+    played = play(WON_BY_A, agent=agent)
+    assert [step.completion and step.completion.policy for step in played.steps] == ["one", "two"] * 2
+    assert [(each.policy, set(each.turns) - {-1}) for each in training_samples(played)] == [
+        *(("one", {0, 2}), ("two", {1, 3})),
+    ]
+    read = trajectory_from_json(trajectory_to_json(played))
+    assert [each.policy for each in training_samples(read)] == ["one", "two"]
+
+
+def test_seat_without_a_policy_is_refused() -> None:
+    with pytest.raises(AgentError, match=r"seat 'b' has no policy in policies=\{'a': 'one'\}"):
+        play(WON_BY_A, agent=SeatsAgent(policies={"a": "one"}))
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "reinforce_plus_plus", "gigpo"])
+def test_credit_of_a_policy_is_that_of_its_seat_alone(name: str) -> None:
+    """As if the other seat's rewards were others."""
+
+    def credited(plans: Sequence[Plan]) -> list[tuple[str, tuple[float, ...]]]:
+        played = group(*plans)
+        own = {
+            each.rollout_id: [row for row in training_samples(each) if played_seat(each, row) == "a"]
+            for each in played.trajectories
+        }
+        found, _ = assign_credit([played], own, resolve(AlgorithmConfig(name=name), 64), 0.0)
+        return [(row.sample_id, row.advantages) for rows in found.values() for row in rows]
+
+    plans = [WON_BY_A, WON_BY_B, WON_BY_B]
+    others: list[Plan] = [
+        [*plan[:3], ("b", plan[3][1] | {"b": 7.0 * place})] for place, plan in enumerate(plans)
+    ]
+    rows = credited(plans)
+    assert rows == credited(others)
+    assert len(rows) == 3 and all(any(advantages) for _, advantages in rows)
+
+
+def played_seat(trajectory: Trajectory, row: TrainingSample) -> str:
+    return trajectory.steps[max(row.turns)].seat
 
 
 def test_observation_without_a_seat_is_refused() -> None:
