@@ -14,7 +14,7 @@ from launch.recipes.kuhn import DEALS, NO_MOVE, QUESTIONS, SEATS, WORDS, KuhnPok
 from policies import SeatsAgent
 from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
-from policies.learning.samples import training_samples
+from policies.learning.samples import samples_by_policy
 from policies.sampler import SampleRequest
 
 State = tuple[str, str]
@@ -148,10 +148,7 @@ def learn(
 ) -> None:
     """A step of gradient ascent by what ``assign_credit`` says of its turns, with a bonus for the entropy."""
     trajectories = {each.rollout_id: each for group in groups for each in group.trajectories}
-    samples = {
-        name: [sample for sample in training_samples(each) if sample.policy == policy.name]
-        for name, each in trajectories.items()
-    }
+    samples = {name: samples_by_policy(each).get(policy.name, []) for name, each in trajectories.items()}
     credited, _ = assign_credit(groups, samples, algorithm, kl_coef=0.0)
     strategy, gradient = policy.strategy, dict.fromkeys(STATES, 0.0)
     counts = dict.fromkeys(STATES, 0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,18 +13,17 @@ from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.background import in_background
 from environments.disk import FileDigest
 from environments.errors import LearnerError
-from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
+from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import OptimizerConfig
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 
 
 class Learners:
-    """Hands each policy's samples to the learner of that policy, and to no other.
+    """Hands each mini-batch to the learner of its policy, and to no other.
 
-    Samples that name no policy, such as demonstrations, are for all. All policies have the same version: each
-    update publishes all of them. In a checkpoint the files of a policy are in a folder of its name.
+    One that names no policy, such as demonstrations, is for all. All policies have the same version, since
+    all are published together. In a checkpoint the files of a policy are in a folder of its name.
 
     What concerns one policy works as ``LearnerGroup`` says; with one, this adds nothing.
 
@@ -41,7 +39,7 @@ class Learners:
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """See ``LearnerGroup.begin_phase``."""
-        self._all(lambda _, group: group.begin_phase(optimizer, num_schedule_steps))
+        self._each(self.policies, lambda _, group: group.begin_phase(optimizer, num_schedule_steps))
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """See ``LearnerGroup.fit``."""
@@ -49,7 +47,7 @@ class Learners:
 
     def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
         """See ``LearnerGroup.fit_weighted``."""
-        return self._learn([batch], lambda group, own: group.fit_weighted(own[0]))
+        return self._learn([batch], lambda group, _: group.fit_weighted(batch))
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """See ``LearnerGroup.update``."""
@@ -57,23 +55,19 @@ class Learners:
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """See ``LearnerGroup.score``."""
-
-        def scored(group: LearnerGroup, own: list[TrainBatch]) -> Iterator[TrainingSample]:
-            return (sample for batch in group.score(own) for sample in batch.samples)
-
-        samples = self._of_owners(batches, scored)
-        pairs = [(batch, tuple(next(samples) for _ in batch.samples)) for batch in batches]
-        return [replace(batch, samples=own) for batch, own in pairs]
+        own = self._own_batches(batches)
+        scored = self._each(own, lambda name, group: iter(group.score(own[name])))
+        return [next(scored[batch.policy]) for batch in batches]
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
-        """See ``LearnerGroup.logprobs``."""
-        return list(self._of_owners([batch], lambda group, own: iter(group.logprobs(own[0]))))
+        """See ``LearnerGroup.logprobs``. Of a batch for all, by the first."""
+        return self._groups[batch.policy or self.policies[0]].logprobs(batch)
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
         """See ``LearnerGroup.publish``."""
-        self._all(lambda _, group: group.publish(version))
+        self._each(self.policies, lambda _, group: group.publish(version))
 
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         """See ``LearnerGroup.begin_save``."""
@@ -82,7 +76,7 @@ class Learners:
 
     def load(self, folder: str) -> str | None:
         """See ``LearnerGroup.load``."""
-        left_out = self._all(lambda name, group: group.load(str(Path(folder, name))))
+        left_out = self._each(self.policies, lambda name, group: group.load(str(Path(folder, name))))
         return " ".join(dict.fromkeys(filter(None, left_out.values()))) or None
 
     def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int | None:
@@ -102,66 +96,38 @@ class Learners:
 
     # -- policies ------------------------------------------------------------------------------------
 
-    def _all(self, work: Callable[[str, LearnerGroup], Result]) -> dict[str, Result]:
-        """Results of ``work`` with each learner, which all do it at the same time."""
-        (first, group), *others = self._groups.items()
-        running: dict[str, Future[Result]] = {
-            name: in_background(partial(work, name, other), f"learner {name}") for name, other in others
-        }
-        return {first: work(first, group)} | {name: each.result() for name, each in running.items()}
+    def _own_batches(self, batches: Sequence[TrainBatch]) -> dict[str, list[TrainBatch]]:
+        """The batches that each policy learns from, for those that have any, in the order of the policies."""
+        if strange := {batch.policy for batch in batches} - {"", *self.policies}:
+            raise LearnerError(
+                f"There are turns of the policy {min(strange)!r}, and the run trains "
+                f"{', '.join(map(repr, self.policies))}: the agent's `policies` have to list every one."
+            )
+        own = {name: [each for each in batches if each.policy in ("", name)] for name in self.policies}
+        return {name: each for name, each in own.items() if each}
 
     def _learn(
         self,
         batches: Sequence[TrainBatch],
         work: Callable[[LearnerGroup, list[TrainBatch]], LearnerUpdate],
     ) -> LearnerUpdate:
-        """Result of ``work`` with the samples of each policy, and those that are for all."""
-
-        def learn(name: str, group: LearnerGroup) -> LearnerUpdate | None:
-            own = _batches(batches, lambda sample: sample.policy in ("", name))
-            return work(group, own) if own else None
-
-        self._check(batches)
-        updates = {name: each for name, each in self._all(learn).items() if each is not None}
+        """Result of ``work`` with the batches of each policy."""
+        own = self._own_batches(batches)
+        updates = self._each(own, lambda name, group: work(group, own[name]))
         return LearnerUpdate(
             metrics=merged_metrics({name: each.metrics for name, each in updates.items()}),
             num_optimizer_steps=sum(each.num_optimizer_steps for each in updates.values()),
         )
 
-    def _of_owners(
-        self,
-        batches: Sequence[TrainBatch],
-        work: Callable[[LearnerGroup, list[TrainBatch]], Iterator[Item]],
-    ) -> Iterator[Item]:
-        """What ``work`` yields for each sample of ``batches``, in their order, from the sample's own learner.
-
-        A sample that is for all is the first one's.
-        """
-
-        def owner(sample: TrainingSample) -> str:
-            return sample.policy or self.policies[0]
-
-        def do(name: str, group: LearnerGroup) -> Iterator[Item]:
-            own = _batches(batches, lambda sample: owner(sample) == name)
-            return work(group, own) if own else iter(())
-
-        self._check(batches)
-        results = self._all(do)
-        return (next(results[owner(sample)]) for batch in batches for sample in batch.samples)
-
-    def _check(self, batches: Sequence[TrainBatch]) -> None:
-        strange = {sample.policy for batch in batches for sample in batch.samples} - {"", *self.policies}
-        if strange:
-            raise LearnerError(
-                f"There are turns of the policy {min(strange)!r}, and the run trains "
-                f"{', '.join(map(repr, self.policies))}: the agent's `policies` have to list every one."
-            )
-
-
-def _batches(batches: Sequence[TrainBatch], belongs: Callable[[TrainingSample], bool]) -> list[TrainBatch]:
-    """The batches with the samples that belong to a policy, without those that have none."""
-    own = [replace(batch, samples=tuple(filter(belongs, batch.samples))) for batch in batches]
-    return [batch for batch in own if batch.samples]
+    def _each(self, names: Iterable[str], work: Callable[[str, LearnerGroup], Result]) -> dict[str, Result]:
+        """Results of ``work`` with the learners of these policies, which all do it at the same time."""
+        first, *others = names
+        running: dict[str, Future[Result]] = {
+            name: in_background(partial(work, name, self._groups[name]), f"learner {name}") for name in others
+        }
+        return {first: work(first, self._groups[first])} | {
+            name: each.result() for name, each in running.items()
+        }
 
 
 def merged_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -50,7 +50,7 @@ from launch.training.task_plan import TaskPlan
 from launch.training.update_report import UpdateReport
 from launch.training.watch import present_heartbeat, run_name, watch
 from launch.validation.memory_plan import memory_notice
-from launch.validation.policies import check_checkpoint, for_all_policies
+from launch.validation.policies import for_all_policies
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
@@ -72,8 +72,6 @@ def start(
     """Start everything that the run needs. Engines and fleet start in the background: nothing waits for them.
     A run that plays nothing has neither: its ``config`` is one of ``parts_needed``.
 
-    Each policy has a learner, a weight store and a policy server of its own.
-
     Args:
         lock: of the run's folder.
         ending: ends what is started here when it is closed, and nothing else.
@@ -81,16 +79,13 @@ def start(
     Raises:
         ConfigError: the cluster cannot hold the run, or the checkpoint is not of this configuration.
     """
-    policies = workload.policies
-    check_checkpoint(state.checkpoint, policies)
     if config.run.resume and state.checkpoint is None:
         tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
     tracker.announce(f"Run folder: {state.directory}")
     start_model = model_in_background(config, workload, state, ending)
     activity, services = Activity(), list[RolloutService]()
-    end, turn = join_cluster(
-        for_all_policies(config, len(policies)), state, activity, services, tracker, interrupts, ending
-    )
+    of_all = for_all_policies(config, policies := workload.policies)
+    end, turn = join_cluster(of_all, state, activity, services, tracker, interrupts, ending)
     model_path = start_model()
     config = with_turns(with_threads(config, model_path))
     if notice := memory_notice(config, model_path):
@@ -100,9 +95,8 @@ def start(
     if config.run.replay is not None:
         check_tokenizer(Path(config.run.replay), model_path)
     source: RolloutSource = RecordedRollouts(Path(config.run.replay or state.directory))  # or of nothing
-    evaluator = None
+    evaluator = pinned = None
     if config.server.num_replicas:
-        pinned = None
         services.append(rollout_service(config, config.server, workload, model_path, stores))
         source = services[0].stream
         end(services[0].stop)

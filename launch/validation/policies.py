@@ -69,9 +69,9 @@ def check_turns(groups: Iterable[TrajectoryGroup]) -> None:
         )
 
 
-def for_all_policies(config: TrainConfig, number: int) -> TrainConfig:
-    """The configuration by which to count the ranks and engines of ``number`` policies."""
-    learner, server, evaluation = config.learner, config.server, config.evaluation
+def for_all_policies(config: TrainConfig, policies: Sequence[str]) -> TrainConfig:
+    """The configuration by which to count the ranks and engines of ``policies``."""
+    learner, server, evaluation, number = config.learner, config.server, config.evaluation, len(policies)
     return replace(
         config,
         learner=replace(learner, num_workers=learner.num_workers * number),

@@ -63,8 +63,6 @@ class TrainingSample:
     values: Floats = Floats()
     advantages: Floats = Floats()
     returns: Floats = Floats()
-    policy: str = ""
-    """Name of the policy that sampled it, where a run trains several."""
     policy_version: int = 0
     """The oldest version that sampled any of it."""
 
@@ -121,6 +119,8 @@ class TrainBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """The temperature that the samples were drawn with: log-probabilities are taken under it."""
+    policy: str = ""
+    """Name of the policy that learns from it, where a run trains several; empty for all of them."""
 
     @property
     def has_sampled_tokens(self) -> bool:
@@ -183,6 +183,16 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             runs.append([(turn, completion)])
     rewards = turn_rewards(trajectory)
     return [_sample(f"{trajectory.rollout_id}#{index}", run, rewards) for index, run in enumerate(runs)]
+
+
+def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]:
+    """``training_samples`` by the names of the policies that have sampled them. Raises as that does."""
+    samples: dict[str, list[TrainingSample]] = {}
+    for sample in training_samples(trajectory):
+        completion = trajectory.steps[stored(sample, "turns")[0]].completion
+        assert completion is not None  # its first token was sampled in this step
+        samples.setdefault(completion.policy, []).append(sample)
+    return samples
 
 
 def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
@@ -302,7 +312,6 @@ def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int
         rollout_logprobs=logprobs,
         turns=turns,
         rewards=earned,
-        policy=run[0][1].policy,
         policy_version=min(completion.policy_version for _, completion in run),
     )
 

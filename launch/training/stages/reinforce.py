@@ -66,18 +66,18 @@ def with_credit(
     """The scored batches with advantages, over all samples of a policy at once, and the metrics of these."""
     if not batches:
         return [], {}
-    of_policy: dict[str, dict[str, list[TrainingSample]]] = {}
+    by_policy: dict[str, dict[str, list[TrainingSample]]] = {}
     for batch in batches:
+        samples = by_policy.setdefault(batch.policy, defaultdict(list))
         for sample in batch.samples:
-            samples = of_policy.setdefault(sample.policy, defaultdict(list))
             samples[sample.rollout_id].append(sample)
     metrics: dict[str, dict[str, float]] = {}
     by_id: dict[str, TrainingSample] = {}
-    for policy, samples in of_policy.items():
+    for policy, samples in by_policy.items():
         credited, metrics[policy] = assign_credit(groups, samples, algorithm, kl.coef)
         by_id |= {sample.sample_id: sample for each in credited.values() for sample in each}
     credit = merged_metrics(metrics)
-    numbers = credit | kl.update(credit, len({name for samples in of_policy.values() for name in samples}))
+    numbers = credit | kl.update(credit, len({name for samples in by_policy.values() for name in samples}))
     return [
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches

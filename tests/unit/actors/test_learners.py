@@ -12,15 +12,10 @@ from environments.errors import LearnerError
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
 
 
-def sample(name: str, policy: str) -> TrainingSample:
-    return TrainingSample(
-        sample_id=f"{name}#0",
-        prompt_ids=(1,),
-        response_ids=(2,),
-        loss_mask=(1,),
-        rollout_logprobs=(-1.0,),
-        policy=policy,
-    )
+def batch(policy: str, *names: str) -> TrainBatch:
+    columns = {"prompt_ids": (1,), "response_ids": (2,), "loss_mask": (1,), "rollout_logprobs": (-1.0,)}
+    samples = tuple(TrainingSample(sample_id=f"{name}#0", **columns) for name in names)
+    return TrainBatch(samples=samples, temperature=0.7, policy=policy)
 
 
 class FakeGroup:
@@ -65,38 +60,36 @@ def groups() -> dict[str, Any]:
     return {"a": FakeGroup(1), "b": FakeGroup(2)}
 
 
-MIXED = TrainBatch(samples=(sample("0", "a"), sample("1", "b"), sample("2", "a")))
-OF_B = TrainBatch(samples=(sample("3", "b"),))
+BATCHES = [batch("b", "0"), batch("a", "1", "2"), batch("b", "3")]
 
 
 def test_each_learner_is_given_its_own_samples(groups: dict[str, Any]) -> None:
-    update = Learners(groups).update([MIXED, OF_B])
-    assert groups["a"].calls == [[["0", "2"]]], "a batch without a sample of its own is none"
-    assert groups["b"].calls == [[["1"], ["3"]]]
+    update = Learners(groups).update(BATCHES)
+    assert (groups["a"].calls, groups["b"].calls) == ([[["1", "2"]]], [[["0"], ["3"]]])
     assert update.num_optimizer_steps == 3
     assert update.metrics == {"learn/loss": 1.5, "learn/a/loss": 1.0, "learn/b/loss": 2.0}
 
 
-def test_learner_without_a_sample_is_left_out(groups: dict[str, Any]) -> None:
-    update = Learners(groups).update([OF_B])
+def test_learner_without_a_batch_is_left_out(groups: dict[str, Any]) -> None:
+    update = Learners(groups).update(BATCHES[:1])
     assert groups["a"].calls == []
     assert update.metrics == {"learn/loss": 2.0, "learn/b/loss": 2.0}
 
 
-def test_scores_come_back_in_the_order_of_the_samples(groups: dict[str, Any]) -> None:
-    scored = Learners(groups).score([MIXED, OF_B])
+def test_scores_come_back_in_the_order_of_the_batches(groups: dict[str, Any]) -> None:
+    scored = Learners(groups).score(BATCHES)
     rows = [[(each.sample_id, each.old_logprobs) for each in batch.samples] for batch in scored]
-    assert rows == [[("0#0", (1.0,)), ("1#0", (2.0,)), ("2#0", (1.0,))], [("3#0", (2.0,))]]
-    assert Learners(groups).logprobs(MIXED) == [[1.0], [2.0], [1.0]]
+    assert rows == [[("0#0", (2.0,))], [("1#0", (1.0,)), ("2#0", (1.0,))], [("3#0", (2.0,))]]
+    assert [Learners(groups).logprobs(each) for each in BATCHES[:2]] == [[[2.0]], [[1.0], [1.0]]]
 
 
 def test_demonstrations_are_for_all_policies(groups: dict[str, Any]) -> None:
-    Learners(groups).fit([TrainBatch(samples=(sample("0", ""),))])
+    Learners(groups).fit([batch("", "0")])
     assert groups["a"].calls == groups["b"].calls == [[["0"]]]
 
 
 def test_turns_of_another_policy_are_refused(groups: dict[str, Any]) -> None:
-    strange = TrainBatch(samples=(sample("0", "c"),))
+    strange = batch("c", "0")
     for call in (Learners(groups).update, Learners(groups).score):
         with pytest.raises(LearnerError, match=r"policy 'c', and the run trains 'a', 'b'"):
             call([strange])
@@ -124,9 +117,9 @@ def test_failure_of_one_learner_reaches_the_loop(groups: dict[str, Any]) -> None
 def test_one_learner_is_given_what_the_loop_gives() -> None:
     group: Any = FakeGroup(1)
     learners = Learners({"": group})
-    batch = TrainBatch(samples=(sample("0", ""), sample("1", "")), temperature=0.7)
-    assert learners.score([batch]) == group.score([batch])
-    assert learners.update([batch]) == LearnerUpdate(metrics={"learn/loss": 1.0}, num_optimizer_steps=1)
+    given = batch("", "0", "1")
+    assert learners.score([given]) == group.score([given])
+    assert learners.update([given]) == LearnerUpdate(metrics={"learn/loss": 1.0}, num_optimizer_steps=1)
     assert list(learners.begin_save("/run/step")()) == ["/run/step/weights"]
     learners.load("/run/step")
     assert group.loaded == ["/run/step"]

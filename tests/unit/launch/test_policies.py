@@ -64,8 +64,8 @@ def test_checkpoint_of_other_policies_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_and_engines_of_all_policies_are_counted() -> None:
     config = compose(["learner.device=cuda", "server.engine.num_gpus=1"])
-    assert for_all_policies(config, 1) == config
-    assert needs(for_all_policies(config, 2))["GPU"] == 2 * needs(config)["GPU"]
+    assert for_all_policies(config, ALONE.policies) == config
+    assert needs(for_all_policies(config, TOGETHER.policies))["GPU"] == 2 * needs(config)["GPU"]
 
 
 def test_credit_of_two_policies_is_that_of_each() -> None:
@@ -73,15 +73,11 @@ def test_credit_of_two_policies_is_that_of_each() -> None:
     groups, algorithm = play(tables, 0, group_size=8), algorithm_of(CONFIG)
     batches = make_batches(CONFIG, (each for group in groups for each in group.trajectories), "batches/0")
     credited, metrics = with_credit(algorithm, KLController(algorithm), groups, batches)
+    assert {(batch.policy, len(batch.samples)) for batch in batches} == {("first", 48), ("second", 48)}
     for policy in kuhn.SEATS:
-        own = [
-            replace(batch, samples=tuple(each for each in batch.samples if each.policy == policy))
-            for batch in batches
-        ]
+        own = [batch for batch in batches if batch.policy == policy]
         alone, numbers = with_credit(algorithm, KLController(algorithm), groups, own)
-        assert [each for batch in alone for each in batch.samples] == [
-            each for batch in credited for each in batch.samples if each.policy == policy
-        ]
+        assert alone == [batch for batch in credited if batch.policy == policy]
         assert metrics[f"learn/{policy}/advantage_std"] == numbers["learn/advantage_std"]
 
 

@@ -17,7 +17,7 @@ from environments.types import Completion, Trajectory, TrajectoryGroup
 from policies import GameAgent, SeatsAgent
 from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
-from policies.learning.samples import TrainingSample, has_signal, training_samples
+from policies.learning.samples import has_signal, samples_by_policy, training_samples
 from policies.learning.settings import AlgorithmConfig
 from policies.sampler import SampleRequest
 
@@ -198,11 +198,10 @@ def test_turn_names_the_policy_of_its_seat() -> None:
     assert (agent.policies, SeatsAgent().policies) == (("one", "two"), ("",))
     played = play(WON_BY_A, agent=agent)
     assert [step.completion and step.completion.policy for step in played.steps] == ["one", "two"] * 2
-    assert [(each.policy, set(each.turns) - {-1}) for each in training_samples(played)] == [
-        *(("one", {0, 2}), ("two", {1, 3})),
-    ]
-    read = trajectory_from_json(trajectory_to_json(played))
-    assert [each.policy for each in training_samples(read)] == ["one", "two"]
+    for each in (played, trajectory_from_json(trajectory_to_json(played))):
+        turns = {name: {*rows[0].turns} - {-1} for name, rows in samples_by_policy(each).items()}
+        assert turns == {"one": {0, 2}, "two": {1, 3}}
+    assert list(samples_by_policy(play(WON_BY_A))) == [""]
 
 
 def test_seat_without_a_policy_is_refused() -> None:
@@ -215,11 +214,10 @@ def test_credit_of_a_policy_is_that_of_its_seat_alone(name: str) -> None:
     """As if the other seat's rewards were others."""
 
     def credited(plans: Sequence[Plan]) -> list[tuple[str, tuple[float, ...]]]:
-        played = group(*plans)
-        own = {
-            each.rollout_id: [row for row in training_samples(each) if played_seat(each, row) == "a"]
-            for each in played.trajectories
-        }
+        policies = {"a": "one", "b": "two"}
+        members = (play(plan, member, SeatsAgent(policies=policies)) for member, plan in enumerate(plans))
+        played = TrajectoryGroup(group_id="0", task={}, trajectories=tuple(members))
+        own = {each.rollout_id: samples_by_policy(each)["one"] for each in played.trajectories}
         found, _ = assign_credit([played], own, resolve(AlgorithmConfig(name=name), 64), 0.0)
         return [(row.sample_id, row.advantages) for rows in found.values() for row in rows]
 
@@ -230,10 +228,6 @@ def test_credit_of_a_policy_is_that_of_its_seat_alone(name: str) -> None:
     rows = credited(plans)
     assert rows == credited(others)
     assert len(rows) == 3 and all(any(advantages) for _, advantages in rows)
-
-
-def played_seat(trajectory: Trajectory, row: TrainingSample) -> str:
-    return trajectory.steps[max(row.turns)].seat
 
 
 def test_observation_without_a_seat_is_refused() -> None:
