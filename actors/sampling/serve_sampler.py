@@ -12,7 +12,7 @@ import ray
 
 from actors.sampling.node_samplers import combined
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
-from environments.errors import ConfigError, SamplerError
+from environments.errors import AgentError, SamplerError
 from environments.thoughts import is_unfinished
 from environments.types import Completion
 from policies.sampler import (
@@ -117,12 +117,12 @@ class ServeSampler(Sampler):
         )
 
     async def sample_tokens(self, request: TokenRequest) -> TokenOutput:
-        """Token ids in, token ids out. Raises ``ConfigError`` for an unknown policy, else as
+        """Token ids in, token ids out. Raises ``AgentError`` for an unknown policy, else as
         ``RequestQueue.sample`` does.
         """
         policy = request.params.policy
         if policy not in self._apps:
-            raise ConfigError(
+            raise AgentError(
                 f"An agent has named the policy {policy!r}, and those that are sampled here are "
                 f"{', '.join(map(repr, self._apps))}: its `policies` have to list each that it names."
             )

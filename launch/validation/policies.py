@@ -15,15 +15,15 @@ from policies.model_files import HUGGINGFACE
 
 
 def check_policies(config: TrainConfig, policies: Sequence[str]) -> None:
-    """Policies have names, and no setting is for one policy only. Raises ``ConfigError``."""
+    """Several policies have names, and no setting is for one policy only. Raises ``ConfigError``."""
     if policies == ("",):
         return
-    for name in policies:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or policies.count(name) > 1:
-            raise ConfigError(
-                f"The agent has policies={policies}, which name folders of checkpoints: use letters, digits, "
-                "'_' and '-', and each name once."
-            )
+    are_names = all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in policies)
+    if len(policies) < 2 or not are_names or len({*policies}) < len(policies):
+        raise ConfigError(
+            f"The agent has policies={policies}, which name folders of checkpoints: give two or more, of "
+            "letters, digits, '_' and '-', and each once; or leave them out to train one."
+        )
     for setting, value, usual in (
         ("server.colocated", config.server.colocated, False),
         ("server.http_port", config.server.http_port, None),
@@ -39,7 +39,7 @@ def check_policies(config: TrainConfig, policies: Sequence[str]) -> None:
 
 def check_one_policy(workload: Workload) -> None:
     """The agent is played by the model that a command is given. Raises ``ConfigError``."""
-    if len(workload.policies) > 1:
+    if workload.policies != ("",):
         raise ConfigError(
             f"The agent is played by the policies {', '.join(workload.policies)}, and this command has one "
             "model: evaluations of its training play it by all of them (evaluation.every)."

@@ -10,10 +10,10 @@ import pytest
 from actors.sampling.backends import check_calls
 from actors.sampling.request_queue import ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
-from environments.errors import ConfigError
+from environments.errors import AgentError, ConfigError
 from policies import SeatsAgent
 from policies.openai_sampler import OpenAISampler
-from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
+from policies.sampler import EngineStats, SamplerDefaults, SamplingParams, TokenOutput, TokenRequest
 
 
 def request(policy: str) -> TokenRequest:
@@ -45,12 +45,14 @@ def test_policy_that_nobody_serves_is_named(tiny_model: Path) -> None:
     async def play() -> None:
         await ServeSampler("server", str(tiny_model)).sample_tokens(request("two"))
 
-    with pytest.raises(ConfigError, match="the policy 'two', and those that are sampled here are ''"):
+    with pytest.raises(AgentError, match="the policy 'two', and those that are sampled here are ''"):
         asyncio.run(play())
 
 
 def test_server_of_one_model_is_refused_to_several_policies() -> None:
     agent = SeatsAgent(policies={"a": "one", "b": "two"})
     check_calls(agent, ServeSampler)
+    given = {"app_name": {"one": "server-1", "two": "server-2"}, "model_path": "model"}
+    assert ServeSampler.arguments(given, SamplerDefaults()) == given
     with pytest.raises(ConfigError, match="policies one, two, and OpenAISampler samples one model"):
         check_calls(agent, OpenAISampler)

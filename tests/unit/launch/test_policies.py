@@ -41,8 +41,8 @@ def test_settings_for_one_policy_are_refused_by_name(override: str) -> None:
     check_policies(config, ALONE.policies)
 
 
-@pytest.mark.parametrize("names", [("a", ""), ("a/b",), ("a", "a")])
-def test_policies_have_names_of_folders(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", [("a", ""), ("a/b", "c"), ("a", "a"), ("a",), ()])
+def test_several_policies_have_names_of_folders(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="name folders of checkpoints"):
         check_policies(CONFIG, names)
 
