@@ -8,6 +8,8 @@ exploitability, which ``self_play.py`` explains, is 0. Here it is that of both p
 
 With ``--real`` each policy has a learner, a weight store and a policy server of its own. The run is made a
 second time, ended in its middle and resumed: its weights have to be those of the first, number by number.
+The farthest token is the one whose log-probability differs most between the learner and the engine that has
+sampled it: from the second update on the weights of the policies differ, and a turn of the other one would.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from policies.learning.settings import AlgorithmConfig
 sys.path.insert(0, str(repository.ROOT / "tests"))
 from kuhn_policies import FIRST, State, Table, learn, play
 
+FARTHEST = "rollout_logprob_diff_max"
 RUN = [
     "workload=two_policies",
     "algorithm.name=rloo",
@@ -94,8 +97,11 @@ def show(folder: Path, num_updates: int) -> None:
     print("turns by seat and policy: ", ", ".join(f"{seat}/{by} {turns[seat, by]}" for seat, by in turns))
     for record in read_metrics(folder):
         if "learn/num_optimizer_steps" in record:
-            numbers = [f"{name} {record[f'learn/{name}/grad_norm']:.3f}" for name in kuhn.SEATS]
-            print(f"update {record['step']}: norms of the gradients {', '.join(numbers)}")
+            for name in kuhn.SEATS:
+                norm, distance = (record[f"learn/{name}/{each}"] for each in ("grad_norm", FARTHEST))
+                print(
+                    f"update {record['step']} of {name}: gradient {norm:.3f}, farthest token {distance:.1e}"
+                )
     for policy in kuhn.SEATS:
         print(f"weights of {policy}: {weights(folder, policy)} after {num_updates} updates")
 
