@@ -99,9 +99,7 @@ def show(folder: Path, num_updates: int) -> None:
         if "learn/num_optimizer_steps" in record:
             for name in kuhn.SEATS:
                 norm, distance = (record[f"learn/{name}/{each}"] for each in ("grad_norm", FARTHEST))
-                print(
-                    f"update {record['step']} of {name}: gradient {norm:.3f}, farthest token {distance:.1e}"
-                )
+                print(f"update {record['step']} of {name}: gradient {norm:.3f}, farthest {distance:.1e}")
     for policy in kuhn.SEATS:
         print(f"weights of {policy}: {weights(folder, policy)} after {num_updates} updates")
 
