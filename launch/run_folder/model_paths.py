@@ -98,8 +98,9 @@ def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str
     Raises:
         ConfigError: the checkpoint is damaged.
     """
-    checkpoint = Path(folder).parent
-    version = CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+    above = Path(folder).parents[:2]  # of several policies each has a folder in the checkpoint
+    versions = [CheckpointFolder.version(each) for each in above if (each / STATE).is_file()]
+    version = versions[0] if versions else 0
     return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 

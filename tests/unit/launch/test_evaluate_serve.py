@@ -49,7 +49,8 @@ def test_policy_of_several_is_named(tmp_path: Path, tiny_model: Path) -> None:
     for path in (tmp_path / "run", checkpoint):
         with pytest.raises(ConfigError, match=r"holds the policies proposer, solver: name one.*/proposer"):
             model_folder(str(path))
-    assert model_folder(str(checkpoint / "solver")) == str(checkpoint / "solver" / "huggingface")
+    solver = model_folder(str(checkpoint / "solver"))
+    assert (solver, served_model(solver, {}).version) == (str(checkpoint / "solver" / "huggingface"), 31)
 
 
 def test_workers_with_another_directory_find_a_relative_path(
