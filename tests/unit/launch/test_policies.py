@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kuhn_policies import Table, play
 
+from actors.learning.learners import Learners
 from environments.errors import ConfigError, TroupeError
 from launch.recipes import kuhn
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
+from launch.training.activity import Activity
+from launch.training.clock import Clock
+from launch.training.components import UpdateParts
+from launch.training.engine_comparison import EngineComparison
 from launch.training.mini_batches import make_batches
-from launch.training.stages.reinforce import with_credit
+from launch.training.selection import Selection
+from launch.training.stages.reinforce import Reinforce, with_credit
 from launch.validation.policies import (
     check_checkpoint,
     check_one_policy,
@@ -23,6 +31,7 @@ from launch.validation.policies import (
 )
 from launch.validation.resources import needs
 from policies.learning.kl import KLController
+from policies.learning.samples import LearnerUpdate, TrainBatch
 
 CONFIG = compose(["workload=launch.recipes.kuhn", "algorithm.name=rloo", "learner.mini_batch_size=96"])
 ALONE = kuhn.workload(0)
@@ -79,6 +88,55 @@ def test_credit_of_two_policies_is_that_of_each() -> None:
         alone, numbers = with_credit(algorithm, KLController(algorithm), groups, own)
         assert alone == [batch for batch in credited if batch.policy == policy]
         assert metrics[f"learn/{policy}/advantage_std"] == numbers["learn/advantage_std"]
+
+
+class FakeGroup:
+    """Scores as the engine did, and keeps what it is to learn."""
+
+    def __init__(self) -> None:
+        self.learned: list[TrainBatch] = []
+
+    def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+        return [
+            batch.with_column("old_logprobs", [each.rollout_logprobs for each in batch.samples])
+            for batch in batches
+        ]
+
+    def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        self.learned += batches
+        return LearnerUpdate(metrics={"learn/loss": 0.0}, num_optimizer_steps=len(batches))
+
+
+def test_learner_sees_all_turns_of_its_seat_and_no_others() -> None:
+    groups = play([Table(number, name) for number, name in enumerate(kuhn.SEATS)], 0, group_size=8)
+    fakes: dict[str, Any] = {seat: FakeGroup() for seat in kuhn.SEATS}
+    config = replace(CONFIG, learner=replace(CONFIG.learner, mini_batch_size=16))
+    learners, algorithm = Learners(fakes), algorithm_of(config)
+    parts = UpdateParts(
+        algorithm=algorithm,
+        learner=learners,
+        kl=KLController(algorithm),
+        comparison=EngineComparison(config, algorithm, learners, None, print),
+    )
+    stage, clock = Reinforce(config), Clock(Activity())
+    prepared = stage.prepare(parts, Selection(groups=groups), 0, 0, clock)
+    learned = stage.learn(learners, prepared.batches, 0)
+    assert learned.num_optimizer_steps == len(prepared.batches) == 6
+    for seat, fake in fakes.items():
+        seen = sorted(
+            (sample.rollout_id, turn)
+            for batch in fake.learned
+            for sample in batch.samples
+            for turn in {*sample.turns} - {-1}
+        )
+        assert seen == sorted(
+            (each.rollout_id, turn)
+            for group in groups
+            for each in group.trajectories
+            for turn, step in enumerate(each.steps)
+            if step.seat == seat
+        )
+        assert any(any(sample.advantages) for batch in fake.learned for sample in batch.samples)
 
 
 def test_update_of_several_policies_is_not_computed_again() -> None:
