@@ -59,7 +59,7 @@ class Workload:
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the policies that play; one alone has the empty name. Raises ``AgentError``."""
-        return self.pair.make_agent().policies
+        return tuple(self.pair.make_agent().policies)
 
     @property
     def pair(self) -> Pair:

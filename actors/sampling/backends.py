@@ -23,7 +23,7 @@ def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:
     """Raise ``ConfigError`` if the agent waits for tool calls that the sampler leaves in the text, or names
     policies to one that has one model.
     """
-    if agent.policies != ("",) and not sampler.serves_policies:
+    if tuple(agent.policies) != ("",) and not sampler.serves_policies:
         raise ConfigError(
             f"This {type(agent).__name__} is played by the policies {', '.join(agent.policies)}, and "
             f"{sampler.__name__} samples one model: use engine_name='serve' with an app_name for each, or "

@@ -186,7 +186,19 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
 
 
 def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]:
-    """``training_samples`` by the names of the policies that have sampled them. Raises as that does."""
+    """``training_samples`` by the names of the policies that have sampled them.
+
+    Raises:
+        LearnerError: as ``training_samples`` does; or two policies have played one seat, whose rewards are
+            those of both.
+    """
+    turns = {(step.seat, step.completion.policy) for step in trajectory.steps if step.completion is not None}
+    if len(turns) > len({seat for seat, _ in turns}):
+        raise LearnerError(
+            f"Rollout {trajectory.rollout_id!r} has a seat that several of the policies "
+            f"{', '.join(sorted({policy for _, policy in turns}))} have played: give each seats of its own, as "
+            "SeatsAgent does."
+        )
     samples: dict[str, list[TrainingSample]] = {}
     for sample in training_samples(trajectory):
         completion = trajectory.steps[stored(sample, "turns")[0]].completion

@@ -12,7 +12,7 @@ from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.base import TaskEnvironment
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
-from environments.errors import AgentError
+from environments.errors import AgentError, LearnerError
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from policies import GameAgent, SeatsAgent
 from policies.learning.algorithms import resolve
@@ -202,6 +202,16 @@ def test_turn_names_the_policy_of_its_seat() -> None:
         turns = {name: {*rows[0].turns} - {-1} for name, rows in samples_by_policy(each).items()}
         assert turns == {"one": {0, 2}, "two": {1, 3}}
     assert list(samples_by_policy(play(WON_BY_A))) == [""]
+
+
+def test_seat_of_two_policies_is_refused() -> None:
+    class Changing(SeatsAgent):
+        @property
+        def sampling(self) -> dict[str, Any]:
+            return {"policy": ["one", "two"][len(self.trajectory.steps) // 2]}
+
+    with pytest.raises(LearnerError, match="has a seat that several of the policies one, two have played"):
+        samples_by_policy(play(WON_BY_A, agent=Changing()))
 
 
 def test_seat_without_a_policy_is_refused() -> None:
