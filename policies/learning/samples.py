@@ -196,8 +196,8 @@ def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]
     if len(turns) > len({seat for seat, _ in turns}):
         raise LearnerError(
             f"Rollout {trajectory.rollout_id!r} has a seat that several of the policies "
-            f"{', '.join(sorted({policy for _, policy in turns}))} have played: give each seats of its own, as "
-            "SeatsAgent does."
+            f"{', '.join(sorted({policy for _, policy in turns}))} have played: give each seats of its own "
+            "(SeatsAgent does)."
         )
     samples: dict[str, list[TrainingSample]] = {}
     for sample in training_samples(trajectory):
