@@ -106,6 +106,8 @@ class Completion:
     logprobs: Floats = Floats()
     text: str
     finish_reason: str
+    policy: str = ""
+    """Name of the policy that sampled it, where a run trains several."""
     policy_version: int = 0
     """The oldest version that sampled any of its tokens."""
     token_versions: Runs = Runs()

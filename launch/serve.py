@@ -27,6 +27,7 @@ from launch.run_folder.model_paths import (
 )
 from launch.settings.command import Command
 from launch.settings.tree import LIMITS, TrainConfig, without_training
+from launch.validation.policies import check_one_policy
 from launch.validation.resources import check_gpus
 from launch.validation.serving import (
     DEFAULT_PORT,
@@ -103,6 +104,7 @@ def check_served_agent(config: TrainConfig, workload: Workload) -> None:
         AgentError, ContractError: the agent or the environment broke its contract.
     """
     check_classes(workload)
+    check_one_policy(workload)
     if workload.task_from_message is None:
         raise ConfigError(
             "The workload has no task_from_message, so its agent cannot answer clients: add it "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from actors.timing import CALL_ANSWER_SECONDS
 from environments.errors import LearnerLostError, TroupeError
 from environments.types import JudgedBy
@@ -34,7 +34,7 @@ class Milestones:
     num_updates: int
     state: RunState
     evaluator: Evaluator | None
-    learner: LearnerGroup
+    learner: Learners
     rollouts: Rollouts
     tracker: Tracker
     interrupts: Interrupts

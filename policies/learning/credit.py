@@ -42,7 +42,8 @@ def assign_credit(
 ) -> tuple[dict[str, list[TrainingSample]], dict[str, float]]:
     """The samples with advantages and returns (where a critic learns them) on their sampled tokens.
 
-    ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored.
+    ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored;
+    where several policies play, those of one of them: the seats of the others count as not trained on.
     ``kl_coef`` is the present weight of a KL penalty in the reward; other algorithms do not look at it.
 
     ``broadcast``: one advantage per trajectory, over all that it sampled: where its history was rewritten,
@@ -91,6 +92,8 @@ def assign_credit(
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
         for seat in trajectory.seat_rewards
     ]
+    if not algorithm.estimator.uses_untrained:  # such as a seat that another policy plays
+        sampled = [tokens for tokens in sampled if tokens.samples]
     metrics = _subtract_penalties(sampled, algorithm, kl_coef)
     units = credit_units(sampled, algorithm)
     metrics |= _estimate(units, algorithm)

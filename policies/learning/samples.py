@@ -121,6 +121,8 @@ class TrainBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """The temperature that the samples were drawn with: log-probabilities are taken under it."""
+    policy: str = ""
+    """Name of the policy that learns from it, where a run trains several; empty for all of them."""
 
     @property
     def has_sampled_tokens(self) -> bool:
@@ -183,6 +185,28 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             runs.append([(turn, completion)])
     rewards = turn_rewards(trajectory)
     return [_sample(f"{trajectory.rollout_id}#{index}", run, rewards) for index, run in enumerate(runs)]
+
+
+def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]:
+    """``training_samples`` by the names of the policies that have sampled them.
+
+    Raises:
+        LearnerError: as ``training_samples`` does; or two policies have played one seat, whose rewards are
+            those of both.
+    """
+    turns = {(step.seat, step.completion.policy) for step in trajectory.steps if step.completion is not None}
+    if len(turns) > len({seat for seat, _ in turns}):
+        raise LearnerError(
+            f"Rollout {trajectory.rollout_id!r} has a seat that several of the policies "
+            f"{', '.join(sorted({policy for _, policy in turns}))} have played: give each seats of its own "
+            "(SeatsAgent does)."
+        )
+    samples: dict[str, list[TrainingSample]] = {}
+    for sample in training_samples(trajectory):
+        completion = trajectory.steps[stored(sample, "turns")[0]].completion
+        assert completion is not None  # its first token was sampled in this step
+        samples.setdefault(completion.policy, []).append(sample)
+    return samples
 
 
 def turn_rewards(trajectory: Trajectory) -> dict[int, float]:

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.columns import stored
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.training.clock import Clock
@@ -63,7 +63,7 @@ class PolicyUpdateStage(Stage):
         """
 
     @abstractmethod
-    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+    def learn(self, learner: Learners, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
         """Learn the mini-batches that ``prepare`` has made, one at least.
 
         Args:
@@ -105,9 +105,7 @@ class PolicyUpdateStage(Stage):
             run.report.record(version, selection, metrics, clock)
 
 
-def learn(
-    stage: PolicyUpdateStage, learner: LearnerGroup, prepared: PreparedUpdate, step: int
-) -> LearnerUpdate:
+def learn(stage: PolicyUpdateStage, learner: Learners, prepared: PreparedUpdate, step: int) -> LearnerUpdate:
     """Learn a prepared update: nothing, where every group agreed with itself or none succeeded."""
     if not prepared.batches:
         return LearnerUpdate(metrics={}, num_optimizer_steps=0)

@@ -30,6 +30,8 @@ NUM_STEPS = 4
 class FakeLearner:
     """Learns nothing; ``rebuild`` finds the newest published version."""
 
+    policies = ("",)
+
     def __init__(self) -> None:
         self.version, self.num_rebuilt, self.num_phases = 0, 0, 0
 
