@@ -1,6 +1,6 @@
 """Bytes that a publish by ``server.weights.transport=deltas`` has, as shares of a whole version.
 
-    python tests/benchmarks/weight_deltas.py [--model smollm2-135m-instruct] [--updates 1,4] [--rates 1e-6,1e-5]
+    python tests/benchmarks/weight_deltas.py [--model smollm2-135m-instruct] [--updates 1,4] [--rates 1e-5]
 
 AdamW trains float32 weights on random tokens, as the learner's optimizer would but for the rate. After so
 many updates the transport writes the weights in each dtype, and what it restores has to be equal bit for bit.
