@@ -175,4 +175,4 @@ def _bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(_bits(tensor))
+    return zlib.crc32(_bits(tensor).data)
