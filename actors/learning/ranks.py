@@ -296,9 +296,10 @@ class RankGroup:
     def stream(
         self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs
     ) -> list[ray.ObjectRef]:
-        """References to what the first rank has yielded, when all are done. Raises as ``call`` does.
+        """References to what the ranks have yielded, the first one's first, when all are done. Raises as
+        ``call`` does.
 
-        The objects lie where the rank is, and belong to this process: they outlive the rank.
+        The objects lie where their rank is, and belong to this process: they outlive the rank.
         """
         self._be_ready()
         streams = [
@@ -307,7 +308,7 @@ class RankGroup:
         ]
         ends = [rank.end_stream.remote() for rank in self._ranks]
         self._wait_for_work([*ends, *(stream.completed() for stream in streams)])
-        return list(streams[0])
+        return [piece for stream in streams for piece in stream]
 
     def _be_ready(self) -> None:
         self._wait_for(self._opened)

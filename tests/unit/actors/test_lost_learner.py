@@ -68,7 +68,7 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
         raise torch.OutOfMemoryError("2 GiB wanted")
 
     class Learner(PublishingLearner):
-        rank = 0
+        rank, world_size = 0, 1
 
         def __init__(self) -> None:
             self._transport, self._dtype, self.num_gathered = ObjectStoreTransport(), torch.bfloat16, 0
@@ -78,7 +78,9 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
                 self.num_gathered += 1
                 yield (
                     name,
-                    SimpleNamespace(is_floating_point=lambda: True, itemsize=4, dim=lambda: 2, to=full),
+                    SimpleNamespace(
+                        is_floating_point=lambda: True, itemsize=4, nbytes=4, dim=lambda: 2, to=full
+                    ),
                 )
 
     learner = Learner()
