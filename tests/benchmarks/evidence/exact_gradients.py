@@ -41,7 +41,7 @@ import torch  # noqa: E402
 from report import Report  # noqa: E402
 
 from environments.errors import ConfigError  # noqa: E402
-from environments.types import TrajectoryGroup  # noqa: E402
+from environments.types import Trajectory, TrajectoryGroup  # noqa: E402
 from policies.learning.algorithm import Algorithm  # noqa: E402
 from policies.learning.algorithms import ALGORITHMS, resolve  # noqa: E402
 from policies.learning.registry import ESTIMATORS, register_estimator  # noqa: E402
@@ -327,10 +327,15 @@ class Bench:
         )
         return np.array([np.mean([terms[each] for each in update], 0) for update in episodes])
 
+    def key(self, algorithm: Algorithm, staleness: int) -> str:
+        """Name under which a row is kept: all that decides it."""
+        settings = {name: str(getattr(algorithm, name)) for name in algorithm.__slots__ if name != "name"}
+        settings["options"] = str(sorted(algorithm.options.items()))
+        return json.dumps([staleness, self._num_updates, settings], sort_keys=True)
+
     def measure(self, algorithm: Algorithm, staleness: int) -> Measured:
         """Bias and variance of a row; taken from what was kept, if it is there."""
-        settings = {name: str(value) for name, value in asdict_of(algorithm).items() if name != "name"}
-        key = json.dumps([staleness, self._num_updates, settings], sort_keys=True)
+        key = self.key(algorithm, staleness)
         if key not in self.kept:
             learner = Learner(self._table, self._teacher, algorithm, staleness)
             updates = [learner.update(iter(groups), GROUPS) for groups in self.groups(staleness)]
@@ -356,13 +361,7 @@ class Bench:
         return off, alone
 
 
-def asdict_of(algorithm: Algorithm) -> dict[str, Any]:
-    """The settings of an algorithm, its options in order."""
-    fields = {name: getattr(algorithm, name) for name in algorithm.__slots__}
-    return fields | {"options": sorted(algorithm.options.items())}
-
-
-def _episode(trajectory: Any) -> tuple[str, tuple[int, ...]]:
+def _episode(trajectory: Trajectory) -> tuple[str, tuple[int, ...]]:
     task = trajectory.rollout_id.partition(" ")[0]
     return task, tuple(step.completion.completion_ids[0] for step in trajectory.steps)
 
@@ -438,14 +437,15 @@ def collect(bench: Bench, wanted: Sequence[Row], path: Path, until: float) -> di
         until: no row is begun after this time.
     """
     found: dict[Row, tuple[Measured, str]] = {}
+    num_left = 0
     for row in wanted:
         try:
             algorithm = row.algorithm()
         except ConfigError:
             continue
-        if time.monotonic() > until:
-            print(f"The time is over at {row}: call again to go on.")
-            break
+        if time.monotonic() > until and bench.key(algorithm, row.staleness) not in bench.kept:
+            num_left += 1
+            continue
         one, kept = bench.measure(algorithm, row.staleness), found.get(replace(row, treatment="keep"))
         why = ""
         if one.is_biased:
@@ -454,6 +454,8 @@ def collect(bench: Bench, wanted: Sequence[Row], path: Path, until: float) -> di
         found[row] = one, why
         save(path, bench.kept)
         print(f"{row.name}, {row.treatment}, {row.staleness}, {row.correction}: {one} {why}", flush=True)
+    if num_left:
+        print(f"The time was over before {num_left} rows: call again to go on.")
     return found
 
 
