@@ -241,15 +241,6 @@ class RunState:
             self._copied = self._whole
             self._copy = in_background(partial(self._remote.mirror, self.checkpoints), "copy")
 
-    def save(
-        self, stream: StreamState, save_learner: SaveLearner, step_under_evaluation: int | None = None
-    ) -> Path:
-        """Write a checkpoint, and wait until it is whole."""
-        self.begin_save(stream, save_learner, step_under_evaluation)
-        path = self.finish_save()
-        assert path is not None
-        return path
-
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
     return [trajectory.rollout_id for group in groups for trajectory in group.rollouts]

@@ -73,7 +73,6 @@ def start(
     A run that plays nothing has neither: its ``config`` is one of ``parts_needed``.
 
     Args:
-        lock: of the run's folder.
         ending: ends what is started here when it is closed, and nothing else.
 
     Raises:
@@ -82,6 +81,7 @@ def start(
     if config.run.resume and state.checkpoint is None:
         tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
     tracker.announce(f"Run folder: {state.directory}")
+    ending.callback(state.finish_log)
     start_model = model_in_background(config, workload, state, ending)
     activity, services = Activity(), list[RolloutService]()
     of_all = for_all_policies(config, policies := workload.policies)

@@ -176,9 +176,9 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
-        chosen = chosen_trackers(config.run.trackers)
         goal = Goal(config.run.stop_metric, config.run.stop_at)
-        tracker = Tracker(lock.directory, num_updates, state.progress.step, chosen, goal)
+        trackers = chosen_trackers(config.run.trackers)
+        tracker = Tracker(lock.directory, num_updates, state.progress.step, trackers, goal)
         ending.callback(tracker.close)
         tracker.settings(config)
         loop, interrupts = None, Interrupts()
@@ -192,7 +192,6 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                     return True
                 needed = parts_needed(config, stages, workload)
                 loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)
-                ending.callback(state.finish_log)
                 loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:
                 if loop is not None and ray_lives():
@@ -208,8 +207,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 if was_interrupted:
                     tracker.announce("Interrupted.")
                 if loop is not None and ray_lives():
-                    milestones = loop.milestones
-                    milestones.save_interrupted() if was_interrupted else milestones.save_failed()
+                    loop.milestones.save_interrupted() if was_interrupted else loop.milestones.save_failed()
                 if state.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 if reason is not raised:

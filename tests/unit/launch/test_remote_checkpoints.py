@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from machine import wait_until
+from trained_run import save_whole
 
 from environments.disk import FileDigest
 from environments.errors import ConfigError, TroupeError
@@ -63,7 +64,7 @@ def save(state: RunState, *steps: int) -> None:
     for step in steps:
         state.progress.step = state.progress.stage_steps["reinforce"] = step
         (state.directory / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
-        state.save(StreamState(in_flight=(f"{step}/0000",)), save_shards)
+        save_whole(state, StreamState(in_flight=(f"{step}/0000",)), save_shards)
         state.copy(wait=True)
 
 
@@ -157,7 +158,7 @@ def test_kill_at_any_moment_of_copy_leaves_whole_copies(
         state = state_at(tmp_path / str(operation), to)
         save(state, 1, 2)
         state.progress.step, left = 3, operation
-        state.save(StreamState(), save_shards)
+        save_whole(state, StreamState(), save_shards)
         with monkeypatch.context() as patch:
             for name in ("put_file", "pipe_file", "rm_file", "rm"):
                 patch.setattr(MemoryFileSystem, name, dying(getattr(MemoryFileSystem, name)))
@@ -225,7 +226,7 @@ def test_model_is_exported_from_where_the_run_is(
 ) -> None:
     state = state_at(tmp_path / "run", address)
     state.progress.step = 2
-    state.save(StreamState(), save_model)
+    save_whole(state, StreamState(), save_model)
     state.copy(wait=True)
     run, target = (str(state.directory) if place == "the run" else address), tmp_path / "model"
     assert export.main([run, "--model", str(target)]) == 0
@@ -246,7 +247,7 @@ def test_damaged_model_is_not_exported(
 ) -> None:
     state = state_at(tmp_path / "run", address)
     state.progress.step = 2
-    path = state.save(StreamState(), save_model) / "huggingface" / "model-00001-of-00002.safetensors"
+    path = save_whole(state, StreamState(), save_model) / "huggingface" / "model-00001-of-00002.safetensors"
     state.copy(wait=True)
     path.write_text("eno")
     FILES.pipe_file(files_of(address, 2)["huggingface/model-00001-of-00002.safetensors"], b"eno")
@@ -269,7 +270,7 @@ def test_failed_copy_is_named_at_the_next_update(
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "put_file", lambda *_, **__: 1 / 0)
         state.progress.step = 1
-        state.save(StreamState(), save_shards)
+        save_whole(state, StreamState(), save_shards)
         milestones.finish_save(seconds=0)
         wait_until(lambda: state._copy is not None and state._copy.done())
         milestones.finish_save(seconds=0)
@@ -297,12 +298,12 @@ def test_checkpoint_stays_while_it_is_copied(
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", wait_and_put)
     state.progress.step = 1
-    state.save(StreamState(), save_shards)
+    save_whole(state, StreamState(), save_shards)
     state.copy()
     assert begun.wait(20)
     for step in (2, 3, 4):
         state.progress.step = step
-        state.save(StreamState(), save_shards)
+        save_whole(state, StreamState(), save_shards)
         state.copy()
     assert [each.name for each in state.checkpoints.all()] == ["step_000001", "step_000003", "step_000004"]
     goes_on.set()

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from scripted_judge import judged, serving, verdict
+from trained_run import save_whole
 
 from environments.data.trajectory_json import plain_json
 from environments.disk import FileDigest
@@ -154,7 +155,7 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     for step in range(NUM_UPDATES):
         Reinforce(config).step(run, state, Clock(Activity()))
         if step != 1:
-            state.save(StreamState(), learner.begin_save)
+            save_whole(state, StreamState(), learner.begin_save)
     metrics.close()
     return folder
 

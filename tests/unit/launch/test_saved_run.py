@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trained_run import save_whole
 
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
@@ -36,7 +37,7 @@ def saved(directory: Path, progress: Progress) -> None:
     """A run's folder with one checkpoint."""
     state = RunState(config_of(directory, "run.resume=true"), directory)
     state.progress = progress
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
 
 
 # -- what a run must not write over --------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
     monkeypatch.setattr(sys, "stdout", Closed())
     config = config_of(tmp_path, "run.resume=true")
     with RunLock(tmp_path) as lock, pytest.raises(type(error)):
-        trainer._train(config, SimpleNamespace(held_out={}), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
+        trainer._train(config, SimpleNamespace(held_out={}, policies=()), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
     state = RunState(config, tmp_path)
     assert state.saved_step == step
     if step and isinstance(error, Exception):  # the rollouts that have failed are played again
@@ -172,11 +173,11 @@ def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> No
     state.log_beside(record)
     assert has_begun.wait(20) and not events, "the run goes on meanwhile"
     threading.Timer(0.1, may_end.set).start()
-    state.save(StreamState(), lambda folder: events.append("saved"))
+    save_whole(state, StreamState(), lambda folder: events.append("saved"))
     assert events == ["logged", "saved"]
     state.log_beside(lambda log: fail("no space left"))
     with pytest.raises(RuntimeError, match="no space left"):
-        state.save(StreamState(), lambda folder: None)
+        save_whole(state, StreamState(), lambda folder: None)
 
 
 def fail(reason: str) -> None:
