@@ -106,6 +106,8 @@ class Completion:
     logprobs: Floats = Floats()
     text: str
     finish_reason: str
+    policy: str = ""
+    """Name of the policy that sampled it, where a run trains several."""
     policy_version: int = 0
     """The oldest version that sampled any of its tokens."""
     token_versions: Runs = Runs()
@@ -237,7 +239,7 @@ class Step:
         if conversation is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.chat_completions = conversation.messages
-        del self.__dict__["_conversation"]
+        self.__dict__.pop("_conversation", None)  # another thread, which writes the log, may have done so
         return self.chat_completions
 
     @property
@@ -255,7 +257,7 @@ class Step:
 
 
 def share(steps: Iterable[Step]) -> list[Step]:
-    """Copies of ``steps`` that store once what several of them repeat: messages, and tokens."""
+    """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
     shared: list[Step] = []
     table: MessageTable | None = None
     first: Completion | None = None
@@ -267,7 +269,8 @@ def share(steps: Iterable[Step]) -> list[Step]:
             table = MessageTable() if conversation is None else conversation.table
         if conversation is None or conversation.table is not table:
             conversation = table.add(step.chat_completions)
-        shared.append(step.storing(conversation, completion))
+        is_shared = conversation is step.conversation and completion is step.completion
+        shared.append(step if is_shared else step.storing(conversation, completion))
     return shared
 
 

@@ -21,6 +21,7 @@ from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder, served_model
 from launch.settings.command import Command
 from launch.settings.tree import LIMITS, TrainConfig, without_training
+from launch.validation.policies import check_one_policy
 from launch.validation.resources import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
@@ -86,6 +87,7 @@ def check_evaluated_workload(config: TrainConfig, workload: Workload) -> None:
         ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
     """
     check_classes(workload)
+    check_one_policy(workload)
     check_tool_parsers(config, workload)
     for tasks in check_held_out_tasks(workload).values():
         try_first_task(workload, tasks)

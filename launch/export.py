@@ -1,5 +1,5 @@
 """``python -m launch.export runs/a --parquet a.parquet --inspect``: a run's trajectories, for other programs.
-``--hub OWNER/NAME`` puts its newest policy on the Hugging Face hub.
+``--model FOLDER`` copies its newest policy in Hugging Face's form, and --hub OWNER/NAME puts it on the hub.
 
 A row of the parquet table is a turn: what was said, its reward and advantage, and its tokens with
 log-probabilities and versions. Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or
@@ -11,6 +11,9 @@ our libraries, so look at them from an environment of its own:
     python -m venv ~/inspect && ~/inspect/bin/pip install inspect_ai
     ~/inspect/bin/inspect view --log-dir runs/a/inspect
 
+--model takes the address of run.checkpoints.to for the run, too, and checks each file by its digest. The
+weights are in as many files as the learner had ranks.
+
 --hub needs a token that may write, in HF_TOKEN or of `hf auth login`. The model is private unless --public is
 set. The hub gets weights, tokenizer and a model card that is made from the run, and no trajectory.
 """
@@ -18,6 +21,7 @@ set. The hub gets weights, tokenizer and a model card that is made from the run,
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,8 +37,9 @@ from environments.disk import replaced
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
-from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.checkpoint import STATE, CheckpointFolder, Manifest, check_digests
 from launch.run_folder.lock import writing_to
+from launch.run_folder.remote import RemoteCheckpoints
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
 from policies.model_files import HUGGINGFACE
@@ -113,6 +118,39 @@ def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
         InspectLog(run=run, kind=kind, step=step, token_text=token_texts(run)).write(folder, kept)
         num_trajectories += len(kept)
     return num_trajectories, len(steps)
+
+
+def export_model(run: str, target: Path) -> str:
+    """Copy the newest policy of ``run``, a folder or an address, to the folder ``target``, which appears when
+    it is whole. Any program that reads Hugging Face's form can load it.
+
+    Returns:
+        The name of the checkpoint.
+
+    Raises:
+        ConfigError: there is no checkpoint, a file is damaged, or the folder cannot be written, or is there.
+        TroupeError: the address cannot be read.
+    """
+    if target.exists():
+        raise ConfigError(f"--model {target} is there already: name a new folder.")
+    part, name = f"{HUGGINGFACE}/", None
+    with writing_to(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".model") as temporary:
+        folder = Path(temporary)
+        if "://" in run:
+            name = RemoteCheckpoints("RUN", run).fetch_part(part, folder)
+        elif (checkpoint := CheckpointFolder(Path(run), kept=1).latest()) is not None:
+            name = checkpoint.name
+            shutil.copytree(checkpoint / part, folder / part)
+            shutil.copyfile(checkpoint / STATE, folder / STATE)
+        if name is None:
+            raise ConfigError(f"{run} has no whole checkpoint: name a run, or its run.checkpoints.to.")
+        files = Manifest.read(folder).files
+        try:
+            check_digests(folder, {file: files[file] for file in files if file.startswith(part)})
+        except ValueError as error:
+            raise ConfigError(f"The model of {name} in {run} is damaged: {error}.") from error
+        (folder / part).rename(target)
+    return name
 
 
 def hub_of(name: str) -> HfApi:
@@ -219,28 +257,37 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = command_parser("export", __doc__)
-    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("run", help="the run's folder; for --model an address, too")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a table, into this file")
     parser.add_argument("--inspect", action="store_true", help="write logs for Inspect")
     parser.add_argument("--inspect-folder", type=Path, metavar="FOLDER", help="default: inspect/ of the run")
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="copy the newest policy into a new folder"
+    )
     parser.add_argument("--hub", metavar="OWNER/NAME", help="put the newest policy on the Hugging Face hub")
     parser.add_argument("--public", action="store_true", help="let all see it there")
     options = parser.parse_args(arguments)
     inspect = options.inspect or options.inspect_folder is not None
-    if options.parquet is None and not inspect and options.hub is None:
-        parser.error("nothing to write: add --parquet FILE, --inspect or --hub OWNER/NAME")
+    others = options.parquet is not None or inspect or options.hub is not None
+    if not others and options.model is None:
+        parser.error("nothing to write: add --parquet FILE, --inspect, --model FOLDER or --hub OWNER/NAME")
+    if others and "://" in options.run:
+        parser.error("an address is for --model FOLDER alone: name the run's folder")
     if options.public and options.hub is None:
         parser.error("--public is for --hub OWNER/NAME: add that, or leave it out")
     hub = None if options.hub is None else hub_of(options.hub)
+    run = Path(options.run)
+    if options.model is not None:
+        sys.stdout.write(f"The model of {export_model(options.run, options.model)}: {options.model}\n")
     if options.parquet is not None:
-        num_rows = export_parquet(options.run, options.parquet)
+        num_rows = export_parquet(run, options.parquet)
         sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
     if inspect:
-        folder = options.inspect_folder or options.run / "inspect"
-        num_trajectories, num_logs = export_inspect(options.run, folder)
+        folder = options.inspect_folder or run / "inspect"
+        num_trajectories, num_logs = export_inspect(run, folder)
         sys.stdout.write(f"{num_trajectories} trajectories in {num_logs} logs: {folder}\n")
     if hub is not None:
-        sys.stdout.write(f"{export_hub(options.run, options.hub, options.public, hub)}\n")
+        sys.stdout.write(f"{export_hub(run, options.hub, options.public, hub)}\n")
     return 0
 
 

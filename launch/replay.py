@@ -25,7 +25,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.command_name import command_parser, explained
 from launch.run_folder.lock import writing_to
 from launch.settings.tree import TrainConfig
@@ -40,6 +40,7 @@ from launch.training.recomputation import (
 from launch.training.stages.base import Stage
 from launch.training.stages.chosen import chosen_stages
 from launch.training.update_change import SECTIONS, Change
+from launch.validation.policies import check_turns
 
 MOST_NAMED = 5
 """Differences that are named; the others are counted."""
@@ -54,7 +55,7 @@ ROUNDING = (
     "Another number of threads (learner.num_threads) or another processor changes the last bits of a sum."
 )
 
-StartLearner = Callable[[PastRun, TrainConfig, Stage], AbstractContextManager[LearnerGroup]]
+StartLearner = Callable[[PastRun, TrainConfig, Stage], AbstractContextManager[Learners]]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Replay:
         run, beginning = self.run, self.run.beginning_before(update)
         config = change.config(run)
         groups = change.groups(run.groups(update))
+        check_turns(groups)
         count = update - beginning.progress.step
         self.write(f"Update {update} of {run.folder}: {count} update{'s' * (count > 1)} from {beginning} on.")
         with ExitStack() as ending:
@@ -123,7 +125,7 @@ class Replay:
             return beginning.checkpoint
         return self._saved(past.learner, "before")
 
-    def _saved(self, learner: LearnerGroup, name: str) -> Path:
+    def _saved(self, learner: Learners, name: str) -> Path:
         folder = self.scratch / name
         folder.mkdir()
         learner.begin_save(str(folder))()
@@ -138,7 +140,7 @@ class Replay:
         found = number_differences(recorded, computed.metrics)
         return self._report(f"update {update}: {len(computed.metrics)} numbers", found)
 
-    def _compare_weights(self, update: int, learner: LearnerGroup) -> bool:
+    def _compare_weights(self, update: int, learner: Learners) -> bool:
         """Compare the weights after an update with those of the run's checkpoint, if there is one."""
         checkpoint = self.run.checkpoint_of(update)
         if checkpoint is None:

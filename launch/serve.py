@@ -27,6 +27,7 @@ from launch.run_folder.model_paths import (
 )
 from launch.settings.command import Command
 from launch.settings.tree import LIMITS, TrainConfig, without_training
+from launch.validation.policies import check_one_policy
 from launch.validation.resources import check_gpus
 from launch.validation.serving import (
     DEFAULT_PORT,
@@ -103,6 +104,7 @@ def check_served_agent(config: TrainConfig, workload: Workload) -> None:
         AgentError, ContractError: the agent or the environment broke its contract.
     """
     check_classes(workload)
+    check_one_policy(workload)
     if workload.task_from_message is None:
         raise ConfigError(
             "The workload has no task_from_message, so its agent cannot answer clients: add it "
@@ -169,7 +171,7 @@ def served_versions(versions: Sequence[str], model_path: str) -> dict[str, str]:
             known = ", ".join(f"{each} ({Path(folder).parent.name})" for each, folder in there.items())
             raise ConfigError(
                 f"server.versions={versions} names {name!r}, which is not in the run of {model_path}. "
-                f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints_kept "
+                f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints.kept "
                 "keeps more of them, and run.best_metric the best one."
             )
     return {name: there[name] for name in versions}

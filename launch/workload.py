@@ -57,6 +57,11 @@ class Workload:
         return self.val_dataset if isinstance(self.val_dataset, Mapping) else {"": self.val_dataset}
 
     @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies that play; one alone has the empty name. Raises ``AgentError``."""
+        return tuple(self.pair.make_agent().policies)
+
+    @property
     def pair(self) -> Pair:
         """Pair of classes that the rollout actors make."""
         return pair_of(self.agent_class, self.env_class, self.rollout, self.agent_args, self.env_args)

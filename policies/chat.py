@@ -82,8 +82,8 @@ class ChatRenderer:
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
 
-    def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
-        """The prompt [P] of a request.
+    def request_ids(self, request: SampleRequest) -> array[int]:
+        """The prompt [P] of a request, as ``prompt_ids`` makes it.
 
         Raises:
             AgentError: the chat template rejects the messages, or does not show all of them, or the tools.
@@ -99,7 +99,7 @@ class ChatRenderer:
         limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
         most = min(limits, default=None)
         try:
-            prompt_ids = tuple(self.prompt_ids(request.messages, request.previous, request.tools, most))
+            prompt_ids = self._prompt(request.messages, request.previous, request.tools, most)
         except PromptTooLongError as error:
             raise PromptTooLongError(
                 f"{error} Its limits are max_prompt_tokens={request.max_prompt_tokens} and "
@@ -130,11 +130,20 @@ class ChatRenderer:
         Raises:
             PromptTooLongError: ``max_tokens`` cannot hold it. It may still have more than these.
         """
+        return self._prompt(messages, previous, tools, max_tokens).tolist()
+
+    def _prompt(
+        self,
+        messages: list[Message],
+        previous: Turn | None,
+        tools: list[dict[str, Any]] | None,
+        max_tokens: int | None,
+    ) -> array[int]:
         text = self.template.render(messages, tools)
         if max_tokens is not None:
             self.check_length(text, max_tokens)
         extended = None if previous is None else self._extend(previous, text)
-        return self.encode(text) if extended is None else extended
+        return self._encoder.encode(text) if extended is None else extended
 
     def continuation_ids(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, max_tokens: int
@@ -234,7 +243,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
-        return self._encoder.encode(text)
+        return self._encoder.encode(text).tolist()
 
     def _answer(self, completion_ids: Sequence[int]) -> str:
         """The text of a whole completion, which is wanted when it is sampled, and for the next prompt."""
@@ -245,26 +254,26 @@ class ChatRenderer:
             self._answers.put(key, text, sys.getsizeof(key) + sys.getsizeof(text))
         return text
 
-    def _extend(self, previous: Turn, text: str) -> list[int] | None:
+    def _extend(self, previous: Turn, text: str) -> array[int] | None:
         """The tokens of ``previous`` and of the rest of ``text``; ``None`` if ``text`` does not continue it.
 
         The texts are compared: ``text`` has to start with the prompt and the completion of ``previous``, and
         where the model ended its message, the template has to end it with the same token.
         """
         completion = previous.completion
-        if not completion.completion_ids:
+        if not completion.answer_size:
             return None
-        said = self._answer(completion.completion_ids)
+        ids = completion.tokens.read()
+        said = self._answer(ids[completion.prompt_size :])
         known = self.template.render(previous.messages, previous.tools) + said
         if not text.startswith(known):
             return None
-        new_ids = self.encode(text[len(known) :])
-        last_id = completion.completion_ids[-1]
-        if last_id in self._end_ids:
-            if new_ids[:1] != [last_id]:
+        new_ids = self._encoder.encode(text[len(known) :])
+        if ids[-1] in self._end_ids:
+            if new_ids[:1] != ids[-1:]:
                 return None
             del new_ids[0]
-        return [*completion.prompt_ids, *completion.completion_ids, *new_ids]
+        return ids + new_ids
 
 
 @functools.lru_cache(maxsize=8)

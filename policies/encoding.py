@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import threading
+from array import array
 from collections.abc import Collection, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -26,7 +27,6 @@ MAX_BYTES = 128 * 2**20
 """Bytes of the pieces that an encoder holds: those of 300 conversations of 32k tokens."""
 ENTRY_BYTES = 300
 """Bytes of an entry beside its key and its value."""
-POINTER_BYTES = 8
 BETWEEN = ("a b", " a", "\n\na", "a \n", "", "1", "é", "日本", "\u3000", "e\u0301.", "\U0001f600")
 """Texts between the names of control tokens that show whether a tokenizer splits there."""
 
@@ -90,9 +90,7 @@ class PieceEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int = MAX_BYTES) -> None:
         self._tokenizer = tokenizer
-        self._held: SizedCache[str, tuple[int, ...]] = SizedCache(max_bytes)
-        self._ids: dict[int, int] = {}
-        """One object for each id: so a piece takes 8 bytes a token instead of 40."""
+        self._held: SizedCache[str, array[int]] = SizedCache(max_bytes)
         self._cuts: re.Pattern[str] | None = None
         self._covering: frozenset[str] = frozenset()
         """Names that the pattern finds, and before which nothing is cut."""
@@ -117,9 +115,9 @@ class PieceEncoder:
         """Bytes of the pieces and ids that are held."""
         return self._held.num_bytes
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> array[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
-        ids: list[int] = []
+        ids = array("i")
         held = self._held.get
         for part in text.split(GUARD):
             if self._cuts is None:
@@ -138,15 +136,13 @@ class PieceEncoder:
             starts.insert(0, 0)
         return [text[start:end] for start, end in itertools.pairwise([*starts, len(text)])]
 
-    def _piece_ids(self, piece: str) -> tuple[int, ...]:
-        encoded = self._encode(piece)
-        ids = tuple(map(self._ids.setdefault, encoded, encoded))
-        self._held.put(piece, ids, sys.getsizeof(piece) + POINTER_BYTES * len(ids))
+    def _piece_ids(self, piece: str) -> array[int]:
+        ids = self._encode(piece)
+        self._held.put(piece, ids, sys.getsizeof(piece) + sys.getsizeof(ids))
         return ids
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+    def _encode(self, text: str) -> array[int]:
+        return array("i", self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def _obstacle(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -214,9 +214,7 @@ class OpenAISampler(Sampler):
             self._client = loop, AsyncOpenAI(**self._connection)
         return self._client[1]
 
-    def _completion(
-        self, response: Any, request: SampleRequest, own_prompt_ids: tuple[int, ...]
-    ) -> Completion:
+    def _completion(self, response: Any, request: SampleRequest, own_prompt_ids: Sequence[int]) -> Completion:
         try:
             choice = response["choices"][0]
             message = choice["message"]
@@ -252,7 +250,7 @@ class OpenAISampler(Sampler):
         return completion
 
     def _retokenized(
-        self, completion: Completion, usage: tuple[int, int] | None, prompt_ids: tuple[int, ...]
+        self, completion: Completion, usage: tuple[int, int] | None, prompt_ids: Sequence[int]
     ) -> Completion:
         """The completion of a server that returns no token ids."""
         completion_ids: tuple[int, ...] = ()

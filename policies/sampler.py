@@ -41,10 +41,11 @@ class SamplingParams:
     """Settings of drawing tokens. The defaults sample from the model's own distribution.
 
     ``top_k=-1`` means no limit. ``max_tokens=None`` leaves the limit to the caller's token budget or to
-    the server. ``seed=None`` draws a fresh seed for each request. ``adapter`` is one of ``server.adapters``;
-    ``None`` is the model itself. ``structure`` is the form that the answer has to have, as the JSON text of
-    an xgrammar structural tag (``policies.model_api.structure`` writes them); ``None`` leaves it free.
-    ``options`` are for clients over HTTP.
+    the server. ``seed=None`` draws a fresh seed for each request. ``policy`` is one of several that a run
+    trains (``BaseAgent.policies``). ``adapter`` is one of ``server.adapters``; ``None`` is the model itself.
+    ``structure`` is the form that the answer has to have, as the JSON text of an xgrammar structural tag
+    (``policies.model_api.structure`` writes them); ``None`` leaves it free. ``options`` are for clients over
+    HTTP.
     """
 
     temperature: float = 1.0
@@ -53,6 +54,7 @@ class SamplingParams:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    policy: str = ""
     adapter: str | None = None
     structure: str | None = None
     options: EngineOptions | None = None
@@ -149,7 +151,7 @@ class TokenRequest:
     With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     params: SamplingParams
     min_version: int = 0
     session_id: str = ""
@@ -251,6 +253,8 @@ class Sampler(ABC):
     """True where ``SampleRequest.tool_parser`` chooses one."""
     serves_adapters: ClassVar[bool] = False
     """True where ``SamplingParams.adapter`` chooses one."""
+    serves_policies: ClassVar[bool] = False
+    """True where ``SamplingParams.policy`` chooses one."""
     lives_on_each_node: ClassVar[bool] = False
     """True where each node with rollout actors may have one of its own: it reaches its server from anywhere
     in the same way, and keeps nothing from request to request. Else all use the one beside the driver."""
@@ -300,8 +304,8 @@ class Sampler(ABC):
         """Token ids in, token ids out. Raises as ``sample`` does."""
         raise SamplerError(f"{self.source} takes messages, and no token ids.")
 
-    async def poll(self, report: Any) -> Any:
-        """Take the report of a server that fetches its requests, and return what it is to do."""
+    async def poll(self, server: str, report: Any) -> Any:
+        """Take the report of ``server``, which fetches its requests, and return what it is to do."""
         raise SamplerError(f"{self.source} has no replicas that fetch requests.")
 
     def status(self) -> QueueStatus | None:

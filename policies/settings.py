@@ -12,6 +12,8 @@ from typing import Any
 from environments.bounds import check_bounds, setting
 from environments.errors import ConfigError
 
+EXACT_DTYPES = ("float32", "float")
+"""Names of the dtype in which engine and learner agree to rounding."""
 ADAPTER = "adapter"
 """Subfolder of a checkpoint with the trained adapters, in peft's format."""
 ADAPTER_CONFIG = "adapter_config.json"

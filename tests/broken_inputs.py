@@ -173,6 +173,7 @@ def make_models(folder: Path, model: Path) -> None:
         "model": ("unharmed", b""),
         "config_of_unknown_type": ("config.json", json.dumps({**config, "model_type": "qwen33"}).encode()),
         "config_of_other_weights": ("config.json", json.dumps({**config, "vocab_size": 7}).encode()),
+        "quantized": ("config.json", json.dumps({**config, "quantization_config": {}}).encode()),
         "tokenizer_of_other_model": ("tokenizer.json", json.dumps(tokenizer).encode()),
         "config_missing": ("config.json", None),
         "config_empty": ("config.json", b""),

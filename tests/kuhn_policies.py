@@ -1,4 +1,4 @@
-"""Kuhn poker against its equilibrium: what a policy loses to one who knows it, and self-play in a table."""
+"""Kuhn poker against its equilibrium: what policies lose to one who knows them, and policies in tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.types import Completion, Trajectory, TrajectoryGroup
-from launch.recipes.kuhn import DEALS, NO_MOVE, QUESTIONS, WORDS, KuhnPoker, chips_of_first
+from launch.recipes.kuhn import DEALS, NO_MOVE, QUESTIONS, SEATS, WORDS, KuhnPoker, chips_of_first
 from policies import SeatsAgent
 from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
-from policies.learning.samples import training_samples
+from policies.learning.samples import samples_by_policy
 from policies.sampler import SampleRequest
 
 State = tuple[str, str]
@@ -68,11 +68,16 @@ def average(strategies: Iterable[Strategy]) -> dict[State, float]:
 
 
 class Table:
-    """A policy of two words a state, by their logits; it samples a word as a token."""
+    """A policy of two words a state, by their logits; it samples a word as a token.
+
+    Args:
+        name: its seat; empty for a policy that plays both.
+    """
 
     source = "a table"
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, name: str = "") -> None:
+        self.name = name
         self._rng = np.random.default_rng(seed)
         self._ids: dict[str, int] = {}
         self.logits = dict.fromkeys(STATES, 0.0)
@@ -93,6 +98,7 @@ class Table:
             logprobs=(float(np.log(bets if is_bet else 1 - bets)),),
             text=text,
             finish_reason="stop",
+            policy=self.name,
         )
 
 
@@ -116,16 +122,17 @@ def decisions(trajectory: Trajectory) -> list[tuple[State, bool]]:
     return found
 
 
-def play(policy: Table, update: int, group_size: int) -> list[TrajectoryGroup]:
-    """All six deals, each by ``group_size`` members."""
-    limits, groups = RolloutLimits(), []
+def play(policies: Sequence[Table], update: int, group_size: int) -> list[TrajectoryGroup]:
+    """All six deals, each by ``group_size`` members: one policy plays both seats, or two play one each."""
+    limits, groups, by_name = RolloutLimits(), [], {each.name: each for each in policies}
+    seats = {seat: seat for seat in SEATS} if len(policies) > 1 else None
     for number, cards in enumerate(DEALS):
         name, task = f"{update}.{number}", {"cards": cards}
         members = tuple(
             run_rollout(
-                SeatsAgent(),
+                SeatsAgent(policies=seats),
                 KuhnPoker(task),
-                policy.sample,
+                lambda request: by_name[request.params.policy].sample(request),
                 RolloutRequest(rollout_id=f"{name}/{member}", group_id=name, task=task),
                 limits,
                 Journal(),
@@ -139,9 +146,9 @@ def play(policy: Table, update: int, group_size: int) -> list[TrajectoryGroup]:
 def learn(
     policy: Table, groups: Sequence[TrajectoryGroup], algorithm: Algorithm, lr: float, entropy_coef: float
 ) -> None:
-    """A step of gradient ascent by what ``assign_credit`` says, with a bonus for the entropy."""
+    """A step of gradient ascent by what ``assign_credit`` says of its turns, with a bonus for the entropy."""
     trajectories = {each.rollout_id: each for group in groups for each in group.trajectories}
-    samples = {name: training_samples(each) for name, each in trajectories.items()}
+    samples = {name: samples_by_policy(each).get(policy.name, []) for name, each in trajectories.items()}
     credited, _ = assign_credit(groups, samples, algorithm, kl_coef=0.0)
     strategy, gradient = policy.strategy, dict.fromkeys(STATES, 0.0)
     counts = dict.fromkeys(STATES, 0)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from trained_run import save_whole
 
 from actors.rollouts.rollout import RolloutRequest
 from environments import BaseEnv, Dataset
@@ -198,7 +199,7 @@ class SimulatedTraining:
         def save_policy(folder: str) -> None:
             Path(folder, "policy").write_text(" ".join(each.hex() for each in self.policy.weights))
 
-        self.state.save(self.rollouts.state(), save_policy)
+        save_whole(self.state, self.rollouts.state(), save_policy)
 
     def rollouts_until(self, success: float, most_updates: int = 2000) -> int:
         """Rollouts until the policy has that success."""

@@ -55,6 +55,7 @@ from policies.sampler import EngineStats, SampleRequest, SamplingParams, TokenOu
 FLEET, SAMPLER, DIRECTORY, STREAM, DRIVER, REPLICA, ACTOR = ROLES = (
     *("fleet", "sampling actor", "directory", "stream", "driver", "replica", "rollout actor"),
 )
+APP = "simulated"
 CARRIED = {"sample", "poll", "put", "get", "submit", "record_turn"}
 """Calls whose arguments and results are pickled: they hold data, and no handles."""
 _PROCESS: ContextVar[Process] = ContextVar("process")
@@ -340,9 +341,8 @@ class SimulatedSampler(ServeSampler):
     """A sampler whose application is the simulation."""
 
     def __init__(self, system: System) -> None:
-        self._queue = RequestQueue("simulated")
-        self._app_name, self._renderer = "simulated", system._renderer
-        self._directory = cast(Any, system.directory)
+        self._apps, self._queues = {"": APP}, {APP: RequestQueue(APP)}
+        self._renderer, self._directories = system._renderer, {APP: cast(Any, system.directory)}
 
 
 class SimulatedEngine(Engine):
@@ -596,6 +596,10 @@ def _class_of(actor: Any) -> Any:
     return actor.__ray_metadata__.modified_class
 
 
+def _replica_context() -> Any:
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=_PROCESS.get().name), app_name=APP)
+
+
 def _unchecked(*_: Any) -> None:
     """Checks that walk over the whole cluster are for small ones."""
 
@@ -607,8 +611,7 @@ def simulated_system(loop: CountingLoop, make: Callable[[], System]) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         for module in (request_queue, queue_worker, directory, sampler_actor, stream, fleet_report):
             patch.setattr(module, "time", clock)
-        replica = lambda: SimpleNamespace(replica_id=SimpleNamespace(unique_id=_PROCESS.get().name))  # noqa: E731
-        patch.setattr(policy_server.serve, "get_replica_context", replica)
+        patch.setattr(policy_server.serve, "get_replica_context", _replica_context)
         system = make()
         with simulated_fleet(
             system.cluster,

@@ -31,7 +31,10 @@ def test_files_that_a_folder_names_exist(readme: Path) -> None:
     ("code", "only"),
     [
         (r"\bDefinition\(\n", ["policies/learning/algorithms.py"]),  # an algorithm is added
-        (r"\(WeightTransport\)", ["actors/weights/files.py", "actors/weights/object_store.py"]),
+        (
+            r"\(WeightTransport\)",
+            [f"actors/weights/{name}.py" for name in ("deltas", "files", "object_store")],
+        ),
         (r"\(Engine\)", ["policies/engines/vllm.py"]),
         (
             r"class \w+\((PolicyUpdate|Supervised)?Stage\b",

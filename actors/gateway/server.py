@@ -29,7 +29,7 @@ from environments.errors import TroupeError
 from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
-from policies.model_api.dialects.base import Chat, Dialect
+from policies.model_api.dialects.base import Chat, ChatReader, Dialect
 from policies.model_api.dialects.errors import HttpError
 from policies.model_api.dialects.messages import Messages
 from policies.model_api.dialects.responses import Responses
@@ -57,6 +57,7 @@ class _Session:
 
     calls: ProgramCalls
     conversations: dict[str, list[Json]] = field(default_factory=dict)
+    chats: ChatReader = field(default_factory=ChatReader)
 
 
 class Gateway:
@@ -100,7 +101,7 @@ class Gateway:
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
-        dialect = DIALECTS[request.url.path](await body_of(request))
+        dialect = DIALECTS[request.scope["path"]](await body_of(request), session.chats)
         if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
             dialect.follow(session.conversations[dialect.body.previous_response_id])
         chat = dialect.chat_request()

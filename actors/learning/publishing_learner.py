@@ -12,7 +12,7 @@ import torch
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport
 from environments.errors import LearnerLostError
-from policies.engines.weights import WeightBucket, narrowed
+from policies.engines.weights import WeightBucket, narrowed, share_of
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -38,8 +38,9 @@ class PublishingLearner(VerlLearner):
     def publish_weights(self, version: int) -> Iterator[Any]:
         """Write the present weights, adapters merged, as the engines hold them; yield the pieces."""
         weights = self.weights()
+        own = share_of(weights, self.rank, self.world_size) if self._transport.by_all_ranks else weights
         try:
-            yield from self._transport.publish(version, narrowed(weights, self._dtype), self.rank)
+            yield from self._transport.publish(version, narrowed(own, self._dtype), self.rank)
         finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass

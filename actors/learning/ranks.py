@@ -56,7 +56,8 @@ class RankWorker(ABC):
         self._shared_file = shared_file
         self._arguments = arguments
         self._failure: Exception | None = None
-        self._write: Callable[[], dict[str, FileDigest]] | None = None
+        self._writes: dict[str, Callable[[], dict[str, FileDigest]]] = {}
+        """The copy that waits to be written, by its folder."""
 
     def open_store(self) -> tuple[str, int]:
         """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
@@ -116,15 +117,20 @@ class RankWorker(ABC):
             raise failure
 
     def begin_save(self, folder: str) -> None:
-        """Copy the model's state, which ``write`` writes to ``folder``."""
+        """Copy the model's state, which ``write`` writes to ``folder``.
+
+        A copy before it that waits is dropped: its save was given up, as another rank has failed in it.
+        """
+        self._writes = {}  # first: there is memory for one copy
         with self._at_work():
-            self._write = self._model.begin_save(folder)
+            self._writes = {folder: self._model.begin_save(folder)}
 
     @ray.method(concurrency_group=DISK)
-    def write(self) -> dict[str, FileDigest]:
-        """Write what ``begin_save`` has copied, beside the model's work; return digests of files by path."""
-        write, self._write = self._write, None  # the copy goes with it
-        assert write is not None, "begin_save comes first"
+    def write(self, folder: str) -> dict[str, FileDigest]:
+        """Write the copy for ``folder`` beside the model's work; return digests of files by path."""
+        write = self._writes.pop(folder, None)  # the copy goes with it
+        if write is None:
+            raise LearnerError(f"{folder} is written no more: another save has begun.")
         return write()
 
     @ray.method(concurrency_group=DISK)
@@ -277,7 +283,7 @@ class RankGroup:
         self._be_ready()
         self._wait_for_work([rank.begin_save.remote(folder) for rank in self._ranks])
         ranks = self._ranks
-        writes = [rank.write.remote() for rank in ranks]
+        writes = [rank.write.remote(folder) for rank in ranks]
 
         def finish() -> dict[str, FileDigest]:
             written = self._wait_for_work(writes)
@@ -290,9 +296,10 @@ class RankGroup:
     def stream(
         self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs
     ) -> list[ray.ObjectRef]:
-        """References to what the first rank has yielded, when all are done. Raises as ``call`` does.
+        """References to what the ranks have yielded, the first one's first, when all are done. Raises as
+        ``call`` does.
 
-        The objects lie where the rank is, and belong to this process: they outlive the rank.
+        The objects lie where their rank is, and belong to this process: they outlive the rank.
         """
         self._be_ready()
         streams = [
@@ -301,7 +308,7 @@ class RankGroup:
         ]
         ends = [rank.end_stream.remote() for rank in self._ranks]
         self._wait_for_work([*ends, *(stream.completed() for stream in streams)])
-        return list(streams[0])
+        return [piece for stream in streams for piece in stream]
 
     def _be_ready(self) -> None:
         self._wait_for(self._opened)

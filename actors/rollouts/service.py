@@ -126,14 +126,14 @@ class AsyncRolloutService:
 
 
 class RolloutService:
-    """A stream, a fleet, its sampling actors, and the policy server that these sample if it belongs to them.
+    """A stream, a fleet, its sampling actors, and the policy servers that these sample if they belong to it.
 
     Args:
         pair: what the rollout actors play.
         make_sampler: makes the sampler, in the process of each sampling actor.
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
-        server: the policy server that starts and ends with this service; ``None`` if another program has it.
+        servers: policy servers that start and end with this service; none if another program has them.
 
     Raises:
         ConfigError: no node of the cluster has what the environment needs.
@@ -145,13 +145,13 @@ class RolloutService:
         make_sampler: Callable[[], Sampler],
         limits: RolloutLimits,
         fleet: FleetConfig,
-        server: SampledServer | None = None,
+        servers: Sequence[SampledServer] = (),
     ) -> None:
         check_room(actor_options(pair, fleet))
         self.stream = TrajectoryStream(STREAM_CAPACITY, self.wake)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
-        self._server = server
-        if server is not None:
+        self._servers = servers
+        for server in servers:
             self.stream.watch(server.check_replicas)
         self.fleet_name = fleet_name()
         self._num_actors = 0
@@ -175,11 +175,11 @@ class RolloutService:
         """Start everything, and return when rollouts can be requested. A second call only adds actors.
 
         Raises:
-            SamplerError: the policy server did not start, or there is nothing to sample.
+            SamplerError: a policy server did not start, or there is nothing to sample.
         """
-        if self._server is not None:
+        for server in self._servers:
             self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
-            self._server.start()
+            server.start()
         self.start_actors(num_actors)
         with own_errors(NOT_STARTED):
             ray.get(self._sampler.open.remote())
@@ -189,9 +189,9 @@ class RolloutService:
         self._started = in_background(partial(self.start, num_actors), "rollout service")
 
     def wake(self) -> None:
-        """Have the policy server sample, if it may be asleep."""
-        if self._server is not None:
-            self._server.wake()
+        """Have the policy servers sample, if they may be asleep."""
+        for server in self._servers:
+            server.wake()
 
     @property
     def is_up(self) -> bool:
@@ -202,8 +202,9 @@ class RolloutService:
         """Raise the error that has kept the service from starting, or will: what it starts with has died."""
         if self._started.done():
             self._started.result()
-        elif self._server is not None:  # Serve would start replicas, or wait for them, for ever
-            self._server.check_replicas()
+            return
+        for server in self._servers:  # else Serve would start replicas, or wait for them, for ever
+            server.check_replicas()
 
     def wait_until_up(self, seconds: float = math.inf) -> bool:
         """Return when rollouts can be requested, or after ``seconds``; and whether they can.
@@ -225,8 +226,8 @@ class RolloutService:
             ending.callback(self.stream.close)
             if self._sampler is not None:
                 ending.callback(ray.kill, self._sampler)
-            if self._server is not None:
-                ending.callback(self._server.stop)
+            for server in self._servers:
+                ending.callback(server.stop)
             if self._fleet is not None:
                 ending.callback(ray.kill, self._fleet)  # Ray ends the rollout actors with their fleet
 

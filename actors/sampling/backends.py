@@ -20,7 +20,15 @@ def sampler_class(engine_name: str) -> type[Sampler]:
 
 
 def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:
-    """Raise ``ConfigError`` if the agent waits for tool calls that the sampler leaves in the text."""
+    """Raise ``ConfigError`` if the agent waits for tool calls that the sampler leaves in the text, or names
+    policies to one that has one model.
+    """
+    if tuple(agent.policies) != ("",) and not sampler.serves_policies:
+        raise ConfigError(
+            f"This {type(agent).__name__} is played by the policies {', '.join(agent.policies)}, and "
+            f"{sampler.__name__} samples one model: use engine_name='serve' with an app_name for each, or "
+            "leave the agent's policies out."
+        )
     if agent.served_parser is not None and not sampler.serves_parsers:
         raise ConfigError(
             f"{agent.served_parser} is for the replicas of a policy server, and {sampler.__name__} has none: "

@@ -78,9 +78,9 @@ class SamplerActor:
         await self._sampler.open()
         return await self._sampler.sample_tokens(request)
 
-    async def poll(self, report: ReplicaReport) -> Assignment:
-        """Serve a poll of a policy server's replica: see ``RequestQueue.poll``."""
-        return await self._sampler.poll(report)
+    async def poll(self, server: str, report: ReplicaReport) -> Assignment:
+        """Serve a poll of a replica of ``server``, a Serve application: see ``RequestQueue.poll``."""
+        return await self._sampler.poll(server, report)
 
     async def cancel(self, session_id: str) -> None:
         """End the calls of ``sample`` that wait for this conversation."""

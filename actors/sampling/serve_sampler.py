@@ -10,8 +10,9 @@ from typing import Any
 
 import ray
 
+from actors.sampling.node_samplers import combined
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
-from environments.errors import SamplerError
+from environments.errors import AgentError, SamplerError
 from environments.thoughts import is_unfinished
 from environments.types import Completion
 from policies.sampler import (
@@ -31,25 +32,29 @@ class ServeSampler(Sampler):
     The Ray actor that owns this has to have a method ``poll``, which calls the one here.
 
     Args:
-        app_name: the Serve application.
+        app_name: the Serve application; or those of policies that share a tokenizer, by the policies' names.
         model_path: folder of the tokenizer and its chat template.
         chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
     """
 
     serves_parsers = True
     serves_adapters = True
+    serves_policies = True
     lives_on_each_node = True
     policy_arguments = ("model_path", "chat_template_kwargs")
 
     def __init__(
-        self, app_name: str, model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
+        self,
+        app_name: str | Mapping[str, str],
+        model_path: str,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         from policies.chat import ChatRenderer, load_tokenizer
 
-        self._queue = RequestQueue(app_name)
-        self._app_name = app_name
+        self._apps = {"": app_name} if isinstance(app_name, str) else dict(app_name)
+        self._queues = {app: RequestQueue(app) for app in self._apps.values()}
         self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
-        self._directory: ray.actor.ActorHandle | None = None
+        self._directories: dict[str, ray.actor.ActorHandle] = {}
 
     @classmethod
     def arguments(cls, given: Mapping[str, Any], defaults: SamplerDefaults) -> dict[str, Any]:
@@ -58,27 +63,28 @@ class ServeSampler(Sampler):
 
     @property
     def source(self) -> str:
-        return f"The policy server {self._app_name!r}"
+        return f"The policy server {', '.join(map(repr, self._queues))}"
 
     async def open(self) -> None:
-        """Add this actor to the replicas' directory. Raises ``SamplerError`` without such an application."""
-        if self._directory is None:
-            self._directory = await self._find_directory()
-        if self._queue.has_no_replica:
-            await self._directory.add.remote(ray.get_runtime_context().current_actor)
+        """Add this actor to the replicas' directories. Raises ``SamplerError`` if a server is missing."""
+        for app, queue in self._queues.items():
+            if app not in self._directories:
+                self._directories[app] = await self._find_directory(app)
+            if queue.has_no_replica:
+                await self._directories[app].add.remote(ray.get_runtime_context().current_actor)
 
-    async def _find_directory(self) -> ray.actor.ActorHandle:
+    async def _find_directory(self, app: str) -> ray.actor.ActorHandle:
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
         try:
-            handle = serve.get_app_handle(self._app_name)
+            handle = serve.get_app_handle(app)
             directory = await handle.sampler_directory.remote()
         except RayServeException as error:
-            raise SamplerError(f"No policy server is called {self._app_name!r} here: {error}") from error
+            raise SamplerError(f"No policy server is called {app!r} here: {error}") from error
         if directory is None:
             raise SamplerError(
-                f"The policy server {self._app_name!r} was started by `serve deploy` and answers over "
+                f"The policy server {app!r} was started by `serve deploy` and answers over "
                 "HTTP only: use engine_name='openai' with its base_url."
             )
         return directory
@@ -104,19 +110,28 @@ class ServeSampler(Sampler):
             logprobs=output.logprobs,
             text=text,
             finish_reason=str(output.finish_reason),
+            policy=params.policy,
             policy_version=output.policy_version,
             token_versions=output.token_versions,
             tool_calls=() if is_unfinished(text) else output.tool_calls,
         )
 
     async def sample_tokens(self, request: TokenRequest) -> TokenOutput:
-        """Token ids in, token ids out. Raises as ``RequestQueue.sample`` does."""
-        return await self._queue.sample(request)
+        """Token ids in, token ids out. Raises ``AgentError`` for an unknown policy, else as
+        ``RequestQueue.sample`` does.
+        """
+        policy = request.params.policy
+        if policy not in self._apps:
+            raise AgentError(
+                f"An agent has named the policy {policy!r}, and those that are sampled here are "
+                f"{', '.join(map(repr, self._apps))}: its `policies` have to list each that it names."
+            )
+        return await self._queues[self._apps[policy]].sample(request)
 
-    async def poll(self, report: ReplicaReport) -> Assignment:
+    async def poll(self, server: str, report: ReplicaReport) -> Assignment:
         """See ``RequestQueue.poll``."""
-        return await self._queue.poll(report)
+        return await self._queues[server].poll(report)
 
     def status(self) -> QueueStatus:
         """See ``RequestQueue.status``."""
-        return self._queue.status()
+        return combined([queue.status() for queue in self._queues.values()])

@@ -137,7 +137,7 @@ def _routed(body: ChatRequest, request: Request) -> ChatRequest:
     canary = None if present.recordings is None else present.recordings.canary.current(present.pinned)
     if canary is None or body.model != canary.served or body.policy_version is not None:
         return body
-    unit = canary.unit(request_context(request).owner, [each.for_template() for each in body.messages])
+    unit = canary.unit(request_context(request).owner, [each.for_template for each in body.messages])
     if canary.version not in present.pinned or not canary.answers(unit):
         return body
     return body.model_copy(update={"model": canary.version})

@@ -182,14 +182,14 @@ class PolicyServer:
 
     async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
         """Answer the requests of one sampling actor, until that dies."""
-        replica_id = serve.get_replica_context().replica_id.unique_id
-        name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
+        context = serve.get_replica_context()
+        name = f"{context.replica_id.unique_id} (pid {os.getpid()} on {socket.gethostname()})"
         connected = partial(self._queue_workers.__setitem__, sampler)
         try:
             await serve_queue(
                 name,
                 self._engine,
-                sampler.poll.remote,
+                partial(sampler.poll.remote, context.app_name),
                 self._weights.catch_up,
                 connected,
                 self._read_calls,

@@ -23,7 +23,7 @@ async def recorded_chat(
 ) -> AsyncGenerator[Json, None]:
     """The parts of a policy's answer to a chat, which is recorded before the last of them."""
     is_recorded = True
-    messages = [each.for_template() for each in body.messages]
+    messages = [each.for_template for each in body.messages]
     created = int(time.time())
 
     async def record(answer_id: str, pieces: Sequence[Piece]) -> None:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 class ObjectStoreTransport(WeightTransport):
     """Makes each bucket of the weights a piece, as soon as it is gathered."""
 
+    by_all_ranks = True
+
     def __init__(self, folder: str = "") -> None:
         pass
 
     def publish(
         self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int
     ) -> Iterator[WeightBucket]:
-        if rank == 0:
-            yield from pack(tensors)
+        yield from pack(tensors)
 
     async def fetch(self, version: int, pieces: Sequence[WeightBucket], engine: WeightTarget) -> None:
         await engine.load_weights(version, pieces)

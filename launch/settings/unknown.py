@@ -27,7 +27,7 @@ REFERENCE_SETTINGS = {
     "trainer.default_local_dir": "run.directory",
     "trainer.n_gpus_per_node": "learner.num_workers",
     "trainer.resume_mode": "run.resume",
-    "trainer.save_freq": "run.checkpoint_every",
+    "trainer.save_freq": "run.checkpoints.every",
     "trainer.test_freq": "evaluation.every",
     "trainer.total_epochs": "run.num_steps",
 }
@@ -54,7 +54,7 @@ SYNONYMS = {
     "rollout.max_prompt_tokens": "max_prompt_length",
     "rollout.max_response_tokens": "max_response_length max_completion_length max_new_tokens max_tokens",
     "rollout.max_steps": "max_turns max_episode_steps",
-    "run.checkpoint_every": "save_steps save_freq save_every save_interval",
+    "run.checkpoints": "save_steps save_freq save_every save_interval save_total_limit checkpoint_to",
     "run.directory": "output_dir out_dir default_local_dir checkpoint_dir save_dir",
     "run.num_steps": "total_training_steps total_steps total_epochs train_steps num_updates",
     "run.resume": "resume_mode resume_from resume_from_checkpoint auto_resume",

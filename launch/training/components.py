@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
@@ -21,7 +21,7 @@ class UpdateParts:
     """Parts of a training, or of a replay, that compute an update."""
 
     algorithm: Algorithm
-    learner: LearnerGroup
+    learner: Learners
     kl: KLController
     comparison: EngineComparison
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayError
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.types import TrajectoryGroup
 from launch.reporting import metrics
 from launch.settings.tree import TrainConfig
@@ -38,11 +39,13 @@ class LogprobProbe:
     def __init__(self, sample: Callable[[TokenRequest], ray.ObjectRef], temperature: float) -> None:
         self._sample, self._temperature = sample, temperature
         self._prompt_ids: tuple[int, ...] = ()
+        self.policy = ""
+        """Name of the policy whose continuation was requested."""
         self._answer: ray.ObjectRef | None = None
         self._num_missed = 0
 
     def begin(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
-        """Request a continuation by ``version``, the newest, of the first prompt in ``groups``.
+        """Request a continuation of the first prompt in ``groups`` by ``version``, the newest, of its policy.
 
         A continuation that was requested before and is not there yet is of no use any more.
         """
@@ -50,11 +53,13 @@ class LogprobProbe:
             ray.cancel(self._answer)
             self._answer = None
         rollouts = (trajectory for group in groups for trajectory in group.trajectories)
-        prompts = (completion.prompt_ids for rollout in rollouts for completion in rollout.completions)
-        if prompt_ids := next(filter(None, prompts), None):
-            params = SamplingParams(temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version)
-            self._answer = self._sample(TokenRequest(prompt_ids, params, min_version=version))
-            self._prompt_ids = prompt_ids
+        turns = (turn for rollout in rollouts for turn in rollout.completions if turn.prompt_size)
+        if (first := next(turns, None)) is not None:
+            self._prompt_ids, self.policy = first.prompt_ids, first.policy
+            params = SamplingParams(
+                temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version, policy=first.policy
+            )
+            self._answer = self._sample(TokenRequest(self._prompt_ids, params, min_version=version))
 
     def take(self, version: int) -> list[TrainingSample]:
         """The sample, if it is there and all of it is by ``version``; once only.
@@ -98,7 +103,7 @@ class EngineComparison:
 
     config: TrainConfig
     algorithm: Algorithm
-    learner: LearnerGroup
+    learner: Learners
     probe: LogprobProbe | None
     announce: Callable[[str], None]
 
@@ -111,11 +116,15 @@ class EngineComparison:
         """
         if self.config.run.replay is not None:
             return {}
-        fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
+        by_policy: dict[str, list[TrainingSample]] = defaultdict(list)
+        for batch in batches:
+            by_policy[batch.policy] += [each for each in batch.samples if each.policy_version == version]
+        fresh = [sample for samples in by_policy.values() for sample in samples]
         if self.algorithm.bypass or not any(sample.old_logprobs for sample in fresh):
             # In bypass mode the old log-probabilities are the engine's own.
-            fresh = self._scored(fresh[:NUM_COMPARED])
-        return metrics.mismatch_metrics(fresh or self._scored(self._probed(version)), version)
+            scored = [self._scored(samples[:NUM_COMPARED], policy) for policy, samples in by_policy.items()]
+            fresh = [sample for samples in scored for sample in samples]
+        return metrics.mismatch_metrics(fresh or self._probed(version), version)
 
     def after_update(self, update: LearnerUpdate) -> dict[str, float]:
         """The same metrics as ``update`` has found them, where the newest version has sampled all tokens."""
@@ -132,17 +141,21 @@ class EngineComparison:
             self.probe.begin(groups, version)
 
     def _probed(self, version: int) -> list[TrainingSample]:
+        if self.probe is None:
+            return []
         try:
-            return [] if self.probe is None else self.probe.take(version)
+            samples = self.probe.take(version)
         except RayError as error:  # the rollouts live without it
             last = str(error).strip().splitlines()[-1]
             self.announce(f"Engine and learner were not compared under version {version}: {last}")
             return []
+        return self._scored(samples, self.probe.policy)
 
-    def _scored(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The samples with the learner's log-probabilities."""
+    def _scored(self, samples: Sequence[TrainingSample], policy: str) -> list[TrainingSample]:
+        """The samples with the log-probabilities of the policy's learner."""
         if not samples:
             return []
         temperature = self.config.rollout.temperature
-        rows = self.learner.logprobs(TrainBatch(samples=tuple(samples), temperature=temperature))
+        batch = TrainBatch(samples=tuple(samples), temperature=temperature, policy=policy)
+        rows = self.learner.logprobs(batch)
         return [sample.replaced(old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]

@@ -34,20 +34,20 @@ class Evaluation:
 class Evaluator:
     """Evaluates on the training's rollout service between two updates, or on one of its own during them.
 
-    A service of its own has a weight store of its own, in which the evaluated version stays the newest.
+    A service of its own has weight stores of its own, in which the evaluated version stays the newest.
 
     Args:
         sets: tasks that are held out from training, by the names of their sets.
         service: plays the held-out tasks.
-        store: the weight store of the training.
-        pinned: the weight store of ``service``, if that is not the training's.
+        stores: the weight stores of the training, by the names of their policies.
+        pinned: the weight stores of ``service``, if these are not the training's.
     """
 
     config: TrainConfig
     sets: Mapping[str, Dataset]
     service: RolloutService
-    store: ray.actor.ActorHandle
-    pinned: ray.actor.ActorHandle | None
+    stores: Mapping[str, ray.actor.ActorHandle]
+    pinned: Mapping[str, ray.actor.ActorHandle] | None
     _pinned_version: int = 0
     _running: tuple[int, Future[Evaluation]] | None = None
 
@@ -61,8 +61,9 @@ class Evaluator:
             return
         if version > self._pinned_version:  # else nothing was learned since the last evaluation
             # Taken here and now: by the time that the thread runs there may be a newer one.
-            newest = ray.get(self.store.newest.remote())
-            ray.get(self.pinned.publish.remote(version, newest.pieces))
+            for policy, store in self.stores.items():
+                newest = ray.get(store.newest.remote())
+                ray.get(self.pinned[policy].publish.remote(version, newest.pieces))
             self._pinned_version = version
         self._running = step, in_background(partial(self._evaluate, step, version), "evaluation")
 

@@ -14,7 +14,7 @@
     │   Stage.step ◀─── groups ───────:── TrajectoryStream                 ▼            │
     │    w: a group's last rollout    :    a bounded queue                SamplerActor
     │    │                            :                                    w: the poll of a replica
-    │    ├─── score, update ──────────:─▶ LearnerGroup                     │ requests   ▲ tokens
+    │    ├─── score, update ──────────:─▶ Learners                         │ requests   ▲ tokens
     │    │    w: all ranks            :    ranks of verl: policy, critic   ▼            │
     │    │                            :    │ weights                      PolicyServer ◀── clients,
     │    ├─── publish ────────────────:─▶  ▼                               replicas         evaluation
@@ -29,7 +29,8 @@ A group holds its slot from its request until the weights that it trained are pu
 A lost rollout actor, replica or node costs time and no rollout. A lost learner is rebuilt from the published
 weights, or the run goes on from its checkpoint (``trainer.py``). In a replay ``RecordedRollouts`` stands in
 the place of all on the right but the learner and the store. With ``server.colocated`` the engines sleep from
-a call of the learner until a group is waited for (``actors/weights/turns.py``).
+a call of the learner until a group is waited for (``actors/weights/turns.py``). Where an agent names several
+policies, each has a learner, a store and a policy server; a version is one of all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from environments.command_name import command_name
 from environments.errors import LearnerLostError, SamplerError
 from launch.cluster.serve_address import check_answers, client_url
 from launch.health.restart_budget import RestartBudget
-from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.checkpoint import LATEST, CheckpointFolder
 from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.components import Components
@@ -100,11 +101,14 @@ class TrainingLoop:
         self.milestones.evaluate_and_save(Clock(self.activity))
         with self.activity.during("time/checkpoint"):
             self.milestones.finish_save()
+            self.milestones.finish_copy()
         self.plan.announce_set_aside()
         run.tracker.summary()
         # The agent with its tools too, if it can answer.
         agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
-        run.tracker.announce(f"Serve it: {command_name('serve')} {agent}model.path={self.state.directory}")
+        for policy in run.learner.policies:
+            folder = self.state.directory / (f"checkpoints/{LATEST}/{policy}" if policy else "")
+            run.tracker.announce(f"Serve it: {command_name('serve')} {agent}model.path={folder}")
 
     def _train_stage(self, stage: Stage) -> None:
         """Do the steps of ``stage`` that are left."""
@@ -165,7 +169,11 @@ class TrainingLoop:
     def _announce_server(self) -> None:
         """Announce what serves the policy, and where OpenAI clients find it if they do: a run needs none."""
         announce, fleet, server = self.run.tracker.announce, self.run.config.fleet, self.run.config.server
-        announce(f"Policy server: {server.num_replicas} replica(s); {fleet.num_actors} rollout actors.")
+        policies = self.run.learner.policies
+        of_each = f" for each of {', '.join(policies)}" if len(policies) > 1 else ""
+        announce(
+            f"Policy server: {server.num_replicas} replica(s){of_each}; {fleet.num_actors} rollout actors."
+        )
         if server.http_port is None:
             return
         url = client_url(server.http_host, server.http_port)
@@ -220,8 +228,9 @@ class TrainingLoop:
         """True if the published weights and the newest checkpoint make a learner.
 
         Not where a run promises to repeat (``rollout.max_staleness=0``): moments that are older than the
-        weights change what comes after. Not with adapters: they are published merged with the weights. And
-        not before the stage has a checkpoint, which has the moments and the reference policy.
+        weights change what comes after. Not with adapters: they are published merged with the weights. Not
+        with several policies: some may have been published before the loss. And not before the stage has a
+        checkpoint, which has the moments and the reference policy.
 
         Args:
             saved_steps: of the stages, in the newest checkpoint.
@@ -231,5 +240,6 @@ class TrainingLoop:
             config.rollout.max_staleness > 0
             and stage.rolls_out
             and config.learner.lora.rank == 0
+            and len(self.run.learner.policies) == 1
             and saved_steps.get(stage.name, 0) > 0
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from actors.timing import CALL_ANSWER_SECONDS
-from environments.errors import LearnerLostError
+from environments.errors import LearnerLostError, TroupeError
 from environments.types import JudgedBy
 from launch.health.interrupt import Interrupts
 from launch.reporting.metrics import evaluation_metrics, has_failed
@@ -34,7 +34,7 @@ class Milestones:
     num_updates: int
     state: RunState
     evaluator: Evaluator | None
-    learner: LearnerGroup
+    learner: Learners
     rollouts: Rollouts
     tracker: Tracker
     interrupts: Interrupts
@@ -65,7 +65,7 @@ class Milestones:
     def save_offline(self, num_before: int, num_done: int) -> None:
         """Save a stage without rollouts, where that is due between these numbers of its steps."""
         self.finish_save(seconds=0)
-        every = self.config.run.checkpoint_every
+        every = self.config.run.saving.every
         if num_done // every > num_before // every:
             self._begin_save(self._stream())
 
@@ -85,7 +85,7 @@ class Milestones:
         """True if a checkpoint is to be written after this many updates, and was not yet."""
         progress = self.state.progress
         # Before the first update too, where a stage without rollouts has learned something.
-        every = bool(progress.stage_steps) and progress.step % self.config.run.checkpoint_every == 0
+        every = bool(progress.stage_steps) and progress.step % self.config.run.saving.every == 0
         return (every or self._is_last(progress.step)) and progress != self.state.saved
 
     def _stream(self) -> StreamState:
@@ -107,10 +107,21 @@ class Milestones:
         """
         if (path := self.state.finish_save(seconds)) is not None:
             self.tracker.announce(f"Checkpoint: {path}")
+        self._copy()
 
-    def _save(self, stream: StreamState) -> None:
-        self._begin_save(stream)
-        self.finish_save()
+    def _copy(self) -> None:
+        """Have what is whole copied, beside the updates. A copy that has failed ends no run."""
+        try:
+            self.state.copy()
+        except TroupeError as error:
+            self.tracker.alarm(str(error))
+
+    def finish_copy(self) -> None:
+        """Wait until the newest checkpoint is copied, too. Raises ``TroupeError`` if that fails."""
+        self._copy()
+        if self.state.is_copying:
+            self.tracker.announce("Waiting for the checkpoint's copy at run.checkpoints.to.")
+        self.state.copy(wait=True)
 
     def save_interrupted(self) -> None:
         """Leave a checkpoint of an interrupted run behind: where the learner is between two states, only the
@@ -118,10 +129,12 @@ class Milestones:
         """
         self._finish_or_leave_out()
         if not self.interrupts.was_cut:
-            self._save(self._stream())
+            self._begin_save(self._stream())
+            self.finish_save()
         if self.evaluator is not None and self.evaluator.running_step is not None:
             self.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
             self.record_evaluation(self.evaluator.collect(wait=True))
+        self._finish_copy_or_name()
 
     def save_failed(self) -> None:
         """Leave a checkpoint of a run that an error ends, if it has learned and learner and rollouts are
@@ -129,12 +142,19 @@ class Milestones:
         """
         progress = self.state.progress
         self._finish_or_leave_out()
-        if self.interrupts.was_cut or not progress.stage_steps or progress == self.state.saved:
-            return
+        if not self.interrupts.was_cut and progress.stage_steps and progress != self.state.saved:
+            try:
+                self._begin_save(self._stream().with_played_again(has_failed))
+                self.finish_save()
+            except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
+                self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
+        self._finish_copy_or_name()
+
+    def _finish_copy_or_name(self) -> None:
         try:
-            self._save(self._stream().with_played_again(has_failed))
-        except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
-            self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
+            self.finish_copy()
+        except TroupeError as error:  # the run ends because of another one
+            self.tracker.announce(str(error))
 
     def finish_save_after_loss(self) -> None:
         """Let the checkpoint that is being written become whole, unless it needs a rank that is lost."""

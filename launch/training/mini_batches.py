@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from environments.types import Trajectory
 from launch.settings.tree import TrainConfig
-from policies.learning.samples import TrainBatch, training_samples
+from policies.learning.samples import TrainBatch, TrainingSample, samples_by_policy
 
 
 def make_batches(config: TrainConfig, trajectories: Iterable[Trajectory], name: str) -> list[TrainBatch]:
-    """The mini-batches that ``trajectories`` make.
+    """The mini-batches that ``trajectories`` make, each of the samples of one policy.
 
     They are shuffled and split evenly into about ``learner.mini_batch_size`` each. All sequences of a
-    trajectory stay in one mini-batch.
+    trajectory that a policy has sampled stay in one mini-batch.
 
     Args:
         name: of the shuffle: equal names of one run shuffle alike, so that a resumed run agrees.
     """
-    rows = [samples for trajectory in trajectories if (samples := training_samples(trajectory))]
-    random.Random(f"{config.seed}/{name}").shuffle(rows)
-    count = max(1, round(len(rows) / config.learner.mini_batch_size))
-    return [
-        TrainBatch(
-            samples=tuple(sample for samples in part for sample in samples),
-            temperature=config.rollout.temperature,
-        )
-        for part in (rows[index::count] for index in range(count))
-        if part
-    ]
+    by_policy: dict[str, list[list[TrainingSample]]] = defaultdict(list)
+    for trajectory in trajectories:
+        for policy, samples in samples_by_policy(trajectory).items():
+            by_policy[policy].append(samples)
+    batches = []
+    for policy, rows in by_policy.items():
+        random.Random(f"{config.seed}/{name}").shuffle(rows)
+        count = max(1, round(len(rows) / config.learner.mini_batch_size))
+        batches += [
+            TrainBatch(
+                samples=tuple(sample for samples in part for sample in samples),
+                temperature=config.rollout.temperature,
+                policy=policy,
+            )
+            for part in (rows[index::count] for index in range(count))
+            if part
+        ]
+    return batches
 
 
 def in_epochs(config: TrainConfig, batches: Sequence[TrainBatch], name: str) -> list[TrainBatch]:

@@ -47,7 +47,7 @@ class PastRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = self.config_with(())
-        self._checkpoints = CheckpointFolder(folder, self.config.run.checkpoints_kept)
+        self._checkpoints = CheckpointFolder(folder, self.config.run.saving.kept)
         self._metrics = {
             int(record["step"]): {name: value for name, value in record.items() if name != "step"}
             for record in read_metrics(folder)
@@ -86,7 +86,7 @@ class PastRun:
         return beginning
 
     def _last_state(self, update: int) -> Beginning:
-        run = self.config.run
+        saving = self.config.run.saving
         checkpoints = [each for each in self._checkpoints.all() if step_of(each) < update]
         if checkpoints:
             return Beginning(checkpoints[-1], CheckpointFolder.progress(checkpoints[-1]))
@@ -95,9 +95,9 @@ class PastRun:
         oldest = min(map(step_of, self._checkpoints.all()), default=None)
         first = "it has none" if oldest is None else f"its oldest one is of step {oldest}"
         raise TroupeError(
-            f"{self.folder} has no checkpoint from before update {update}: {first}. run.checkpoint_every="
-            f"{run.checkpoint_every} says after how many updates a run writes one, and run.checkpoints_kept="
-            f"{run.checkpoints_kept} how many of them it keeps."
+            f"{self.folder} has no checkpoint from before update {update}: {first}. "
+            f"run.checkpoints.every={saving.every} says after how many updates a run writes one, and "
+            f"run.checkpoints.kept={saving.kept} how many of them it keeps."
         )
 
     def groups(self, update: int) -> list[TrajectoryGroup]:

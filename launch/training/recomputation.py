@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -31,21 +31,21 @@ TOKEN_MEAN = "token-mean"
 
 
 @contextmanager
-def started_learner(run: PastRun, config: TrainConfig, stage: Stage) -> Iterator[LearnerGroup]:
+def started_learner(run: PastRun, config: TrainConfig, stage: Stage) -> Iterator[Learners]:
     """The learner that a training of ``config`` has in ``stage``. It ends with the block."""
     import ray
 
     from actors.ray_tools.placement import beside_driver, start_actor
     from actors.weights.store import WeightStore
     from launch.cluster.threads import with_threads
-    from launch.training.start import start_learner
+    from launch.training.start import start_learners
 
     model_path = run.model_path()
     with ExitStack() as ending:
         store = start_actor(WeightStore, **beside_driver())  # ranks want one, and publish nothing here
         ending.callback(ray.kill, store)
         config = with_threads(config, model_path)
-        learner = start_learner(config, stage, model_path, algorithm_of(config), store)
+        learner = start_learners(config, stage, model_path, algorithm_of(config), {"": store})
         ending.callback(learner.close)
         yield learner
 
@@ -69,7 +69,7 @@ class Recomputation(UpdateParts):
     """
 
     def __init__(
-        self, config: TrainConfig, learner: LearnerGroup, progress: Progress, state: Path | None
+        self, config: TrainConfig, learner: Learners, progress: Progress, state: Path | None
     ) -> None:
         if state is not None:
             learner.load(str(state))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ray.exceptions import RayTaskError
 
@@ -21,6 +23,7 @@ from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog
 from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.lock import LOCK
+from launch.run_folder.remote import RemoteCheckpoints
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
 from launch.settings.tree import TrainConfig
 
@@ -44,7 +47,8 @@ class RunState:
 
     def __init__(self, config: TrainConfig, directory: Path) -> None:
         self.directory = directory
-        self.checkpoints = CheckpointFolder(directory, config.run.checkpoints_kept)
+        self.checkpoints = CheckpointFolder(directory, config.run.saving.kept)
+        self._remote = self._open_remote(config)
         self.checkpoint = self.checkpoints.latest()
         """The checkpoint that this process goes on from; ``None`` if it begins."""
         if self.checkpoint is not None and not config.run.resume:
@@ -53,15 +57,40 @@ class RunState:
             )
         self._check_beginning(config)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
+        self.progress.run = self.progress.run or uuid4().hex
         self.saved = deepcopy(self.progress) if self.checkpoint else None
         """Progress in the newest checkpoint, be it whole or being written; ``None`` without a checkpoint."""
         self._whole = self.saved
         self._write: Future[Path] | None = None
+        self._copied: Progress | None = None
+        """Progress in the newest checkpoint that was whole when the last copy was begun."""
+        self._copy: Future[None] | None = None
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """Conversations of this run's updates and evaluations."""
         self.trajectories.forget_after(self.progress.step)
+        self._logging: Future[None] | None = None
+
+    def _open_remote(self, config: TrainConfig) -> RemoteCheckpoints | None:
+        """The place of copies, if there is one. A newer checkpoint than those that are here is fetched first.
+
+        Raises:
+            ConfigError: an address cannot be used, or is of another run.
+        """
+        to, resume = config.run.saving.to, config.run.resume
+        remote = RemoteCheckpoints("run.checkpoints.to", to) if to else None
+        source = RemoteCheckpoints("run.resume", resume) if isinstance(resume, str) else remote
+        if resume and source is not None:
+            source.fetch(self.checkpoints, self.directory)
+        if isinstance(resume, str) and self.checkpoints.latest() is None:
+            raise ConfigError(
+                f"run.resume={resume} holds no whole checkpoint: name the run.checkpoints.to of a run, or "
+                "set run.resume=true."
+            )
+        if remote is not None:
+            remote.check_beginning(self.checkpoints)
+        return remote
 
     def _check_beginning(self, config: TrainConfig) -> None:
         """A run that begins writes over what is in its folder. Raises ``ConfigError`` if that is a run."""
@@ -96,6 +125,11 @@ class RunState:
         """True while a checkpoint is written, and until ``finish_save`` has returned it."""
         return self._write is not None
 
+    @property
+    def is_copying(self) -> bool:
+        """True from the beginning of a copy until ``copy`` has seen its end."""
+        return self._copy is not None
+
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
         with self.checkpoints.lock:  # one of the same step may be taking its place
@@ -116,6 +150,17 @@ class RunState:
         if any(each["index"] == index and each["task"] == record["task"] for each in self._set_aside.kept):
             return
         self._set_aside.append(record)
+
+    def log_beside(self, record: Callable[[TrajectoryLog], None]) -> None:
+        """Have trajectories recorded while the run goes on, once those before are."""
+        self.finish_log()
+        self._logging = in_background(partial(record, self.trajectories), "trajectories")
+
+    def finish_log(self) -> None:
+        """Wait until all trajectories are recorded. Raises the error of those that could not be written."""
+        logging, self._logging = self._logging, None
+        if logging is not None:
+            logging.result()
 
     def note_judge(self, kind: str, groups: Sequence[TrajectoryGroup]) -> str | None:
         """Write down who judges success in ``groups``; return a sentence if it was somebody else before.
@@ -139,6 +184,7 @@ class RunState:
     ) -> None:
         """Begin to write a checkpoint, once ``finish_save`` has returned the one before it."""
         assert self._write is None, "one is written at a time"
+        self.finish_log()  # the checkpoint counts on it: a resumed run does not make these updates again
         progress = deepcopy(self.progress)
         finish = self.checkpoints.begin_save(progress, stream, save_learner, step_under_evaluation)
         self.saved, self._write = progress, in_background(finish, "checkpoint")
@@ -174,14 +220,26 @@ class RunState:
         self._whole, self._write = self.saved, None
         return path
 
-    def save(
-        self, stream: StreamState, save_learner: SaveLearner, step_under_evaluation: int | None = None
-    ) -> Path:
-        """Write a checkpoint, and wait until it is whole."""
-        self.begin_save(stream, save_learner, step_under_evaluation)
-        path = self.finish_save()
-        assert path is not None
-        return path
+    def copy(self, wait: bool = False) -> None:
+        """Begin to copy the newest whole checkpoint to ``run.checkpoints.to``, unless that was done.
+
+        Args:
+            wait: until all that is here is there.
+
+        Raises:
+            TroupeError: the copy before, or with ``wait`` this one, has failed. The checkpoint is here all
+                the same, and the next copy makes up for it.
+        """
+        if self._copy is not None and (wait or self._copy.done()):
+            copy, self._copy = self._copy, None
+            copy.result()
+        if self._remote is None or self._whole is None or self._copy is not None:
+            return
+        if wait:
+            self._remote.mirror(self.checkpoints)
+        elif self._copied is not self._whole:
+            self._copied = self._whole
+            self._copy = in_background(partial(self._remote.mirror, self.checkpoints), "copy")
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 
 from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from actors.ray_tools.background import end_background_work, in_background
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.service import RolloutService
@@ -49,6 +50,7 @@ from launch.training.task_plan import TaskPlan
 from launch.training.update_report import UpdateReport
 from launch.training.watch import present_heartbeat, run_name, watch
 from launch.validation.memory_plan import memory_notice
+from launch.validation.policies import for_all_policies
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
@@ -71,7 +73,6 @@ def start(
     A run that plays nothing has neither: its ``config`` is one of ``parts_needed``.
 
     Args:
-        lock: of the run's folder.
         ending: ends what is started here when it is closed, and nothing else.
 
     Raises:
@@ -80,35 +81,36 @@ def start(
     if config.run.resume and state.checkpoint is None:
         tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
     tracker.announce(f"Run folder: {state.directory}")
+    ending.callback(state.finish_log)
     start_model = model_in_background(config, workload, state, ending)
     activity, services = Activity(), list[RolloutService]()
-    end, turn = join_cluster(config, state, activity, services, tracker, interrupts, ending)
+    of_all = for_all_policies(config, policies := workload.policies)
+    end, turn = join_cluster(of_all, state, activity, services, tracker, interrupts, ending)
     model_path = start_model()
     config = with_turns(with_threads(config, model_path))
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
     algorithm = algorithm_of(config)
-    store = weight_store(config, state, "training", ending, end)
+    stores = weight_stores(config, state, policies, "training", ending, end)
     if config.run.replay is not None:
         check_tokenizer(Path(config.run.replay), model_path)
     source: RolloutSource = RecordedRollouts(Path(config.run.replay or state.directory))  # or of nothing
-    evaluator = None
+    evaluator = pinned = None
     if config.server.num_replicas:
-        pinned = None
-        services.append(rollout_service(config, config.server, workload, model_path, store))
+        services.append(rollout_service(config, config.server, workload, model_path, stores))
         source = services[0].stream
         end(services[0].stop)
         if config.evaluation.num_replicas:
-            pinned = weight_store(config, state, "evaluation", ending, end)
+            pinned = weight_stores(config, state, policies, "evaluation", ending, end)
             services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
             end(services[1].stop)
         if workload.held_out:
-            evaluator = Evaluator(config, workload.held_out, services[-1], store, pinned)
+            evaluator = Evaluator(config, workload.held_out, services[-1], stores, pinned)
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if not (learner_first := config.server.colocated or not stage.rolls_out):
         start_services(config, services)
     with activity.during("learner"):
-        learner = start_learner(config, stage, model_path, algorithm, store, lock)
+        learner = start_learners(config, stage, model_path, algorithm, stores, lock)
     end(learner.close)
     if learner_first:  # its steps come first, or it has to have its GPUs, of which engines get the rest
         start_services(config, services)
@@ -139,19 +141,22 @@ def start(
     return TrainingLoop(run, state, milestones, plan, services, activity)
 
 
-def weight_store(
-    config: TrainConfig, state: RunState, purpose: str, ending: ExitStack, end: End
-) -> ray.actor.ActorHandle:
-    """A weight store with the transport of ``server.weights``. It ends with the run.
+def weight_stores(
+    config: TrainConfig, state: RunState, policies: Sequence[str], purpose: str, ending: ExitStack, end: End
+) -> dict[str, ray.actor.ActorHandle]:
+    """A weight store for each policy, with the transport of ``server.weights``. They end with the run.
 
     Raises:
         ConfigError: the transport cannot work here.
     """
-    transport = make_transport(config.server.weights, str(state.directory), purpose)
-    ending.callback(transport.close)
-    store = start_actor(WeightStore, transport, **beside_driver())
-    end(partial(ray.kill, store))
-    return store
+    stores = {}
+    for policy in policies:
+        of_policy = f"{purpose}_{policy}" if policy else purpose
+        transport = make_transport(config.server.weights, str(state.directory), of_policy)
+        ending.callback(transport.close)
+        stores[policy] = start_actor(WeightStore, transport, **beside_driver())
+        end(partial(ray.kill, stores[policy]))
+    return stores
 
 
 def join_cluster(
@@ -240,26 +245,27 @@ def rollout_service(
     server: ServerConfig,
     workload: Workload,
     model_path: str,
-    store: ray.actor.ActorHandle,
+    stores: Mapping[str, ray.actor.ActorHandle],
 ) -> RolloutService:
-    """A rollout service with a policy server of its own, whose engines follow ``store``."""
+    """A rollout service with a policy server of its own for each of ``stores``, whose engines follow it."""
     options = config.model.chat_template_kwargs
-    name = f"policy-{uuid.uuid4().hex[:8]}"
-    app = PolicyApp(name, ServedModel(path=model_path, chat_template_kwargs=options), server, store)
-    make_sampler = partial(ServeSampler, name, model_path, options)
+    names = {policy: f"policy-{uuid.uuid4().hex[:8]}" for policy in stores}
+    model = ServedModel(path=model_path, chat_template_kwargs=options)
+    apps = [PolicyApp(names[policy], model, server, store) for policy, store in stores.items()]
+    make_sampler = partial(ServeSampler, names, model_path, options)
     limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
-    return RolloutService(workload.pair, make_sampler, limits, config.fleet, app)
+    return RolloutService(workload.pair, make_sampler, limits, config.fleet, apps)
 
 
-def start_learner(
+def start_learners(
     config: TrainConfig,
     stage: Stage,
     model_path: str,
     algorithm: Algorithm,
-    store: ray.actor.ActorHandle,
+    stores: Mapping[str, ray.actor.ActorHandle],
     lock: RunLock | None = None,
-) -> LearnerGroup:
-    """The learner, which begins with ``stage``.
+) -> Learners:
+    """The learners, which begin with ``stage``: one for each of ``stores``, to which it publishes.
 
     Args:
         algorithm: names the teacher, if it has one, as the settings do.
@@ -268,18 +274,24 @@ def start_learner(
     if algorithm.teacher is not None:
         folder = model_folder(algorithm.teacher, "algorithm.options.teacher")
         algorithm = replace(algorithm, options={**algorithm.options, "teacher": folder})
-    return LearnerGroup(
-        model_path,
-        replace(config.learner, optimizer=stage.optimizer),
-        algorithm,
-        stage.num_schedule_steps,
-        config.seed,
-        store,
-        shared_file=None if lock is None else (str(lock.path), lock.text),
-        engine_dtype=config.server.engine.half_dtype,
-        num_gpus=config.server.gpus_of_rank,
-        before_work=partial(take_turn, store, asleep=True) if config.server.colocated else None,
-    )
+    with ExitStack() as half:
+        groups = {}
+        for policy, store in stores.items():
+            groups[policy] = LearnerGroup(
+                model_path,
+                replace(config.learner, optimizer=stage.optimizer),
+                algorithm,
+                stage.num_schedule_steps,
+                config.seed,
+                store,
+                shared_file=None if lock is None else (str(lock.path), lock.text),
+                engine_dtype=config.server.engine.half_dtype,
+                num_gpus=config.server.gpus_of_rank,
+                before_work=partial(take_turn, store, asleep=True) if config.server.colocated else None,
+            )
+            half.callback(groups[policy].close)
+        half.pop_all()
+    return Learners(groups)
 
 
 def with_turns(config: TrainConfig) -> TrainConfig:
@@ -303,7 +315,7 @@ def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> N
         service.start_in_background(config.fleet.num_actors)
 
 
-def restore(learner: LearnerGroup, state: RunState, stages: Sequence[Stage], tracker: Tracker) -> None:
+def restore(learner: Learners, state: RunState, stages: Sequence[Stage], tracker: Tracker) -> None:
     """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
     if state.checkpoint is None:
         return

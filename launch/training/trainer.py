@@ -24,6 +24,7 @@ from launch.settings.compose import as_train_config, register
 from launch.settings.tree import TrainConfig
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages
+from launch.validation.policies import check_checkpoint, check_policies, for_all_policies
 from launch.validation.replay import check_replay
 from launch.validation.resources import check_gpus
 from launch.validation.serving import check_colocation, check_engine, check_publishing, check_tool_parsers
@@ -133,6 +134,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     stages = chosen_stages(config)
     check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
     check_classes(workload)
+    check_policies(config, workload.policies)
     check_forks(config, workload)
     check_datasets(config, workload)
     for stage in stages:
@@ -140,7 +142,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_curriculum(workload.curriculum, workload.train_dataset)
     needed = parts_needed(config, stages, workload)
-    check_gpus(needed)
+    check_gpus(for_all_policies(needed, workload.policies))
     check_model(config, workload)
     check_publishing(needed)
     check_shapes(config, workload)
@@ -170,12 +172,13 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
 
     stages, state = chosen_stages(config), RunState(config, lock.directory)
     check_earlier_stages(stages, state)
+    check_checkpoint(state.checkpoint, workload.policies)
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
-        chosen = chosen_trackers(config.run.trackers)
         goal = Goal(config.run.stop_metric, config.run.stop_at)
-        tracker = Tracker(lock.directory, num_updates, state.progress.step, chosen, goal)
+        trackers = chosen_trackers(config.run.trackers)
+        tracker = Tracker(lock.directory, num_updates, state.progress.step, trackers, goal)
         ending.callback(tracker.close)
         tracker.settings(config)
         loop, interrupts = None, Interrupts()
@@ -185,6 +188,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                     tracker.announce(notice)
                 if goal.reached:  # before this process began: nothing is left to do
                     tracker.summary()
+                    state.copy(wait=True)
                     return True
                 needed = parts_needed(config, stages, workload)
                 loop = start(needed, workload, stages, lock, state, tracker, interrupts, ending)
@@ -203,8 +207,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 if was_interrupted:
                     tracker.announce("Interrupted.")
                 if loop is not None and ray_lives():
-                    milestones = loop.milestones
-                    milestones.save_interrupted() if was_interrupted else milestones.save_failed()
+                    loop.milestones.save_interrupted() if was_interrupted else loop.milestones.save_failed()
                 if state.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 if reason is not raised:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from actors.ray_tools.job import in_job
-from launch.settings.tree import TrainConfig, algorithm_of
+from launch.settings.tree import TrainConfig, algorithm_of, is_exact
 from policies.learning.settings import CorrectionConfig
 
 STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -14,7 +14,7 @@ STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 
 def notices(config: TrainConfig) -> list[str]:
     """One sentence for each default or choice that may surprise. ``config`` has passed the checks."""
-    return [*_job_notices(), *_staleness_notices(config)]
+    return [*_job_notices(), *_correction_notices(config)]
 
 
 def _job_notices() -> list[str]:
@@ -26,26 +26,33 @@ def _job_notices() -> list[str]:
     ]
 
 
-def _staleness_notices(config: TrainConfig) -> list[str]:
+def _correction_notices(config: TrainConfig) -> list[str]:
     staleness, algorithm = config.rollout.max_staleness, algorithm_of(config)
     if config.run.replay is not None:
         played = f"The rollouts are those of {config.run.replay}: nothing is played, and nothing evaluated."
         if algorithm.correction_level is None and not algorithm.bypass:
             played += " Other weights have sampled them, which nothing corrects (see algorithm.correction)."
         return [played]
-    if not staleness or algorithm.bypass:
+    is_rounded = not is_exact(config) and "reinforce" in config.stages
+    if staleness:
+        why = f"rollout.max_staleness={staleness} trains on tokens of policies up to {staleness} updates old"
+    else:
+        why = (
+            f"learner.dtype={config.learner.dtype} with server.engine.options.dtype="
+            f"{config.server.engine.dtype}: engine and learner round the probabilities of tokens differently"
+        )
+    if algorithm.bypass or not (staleness or is_rounded):
         return []
-    older = f"rollout.max_staleness={staleness} trains on tokens of policies up to {staleness} updates old"
     if not algorithm.policy_loss.uses_weights:
-        return [f"{older}, and the loss {algorithm.loss} takes no importance weights: nothing corrects that."]
+        return [f"{why}, and the loss {algorithm.loss} takes no importance weights: nothing corrects that."]
     if algorithm.correction_level is None:
         return [
-            f"{older}, and algorithm.correction.level=none corrects nothing: a run may learn worse. The "
+            f"{why}, and algorithm.correction.level=none corrects nothing: a run may learn worse. The "
             "default is algorithm.correction.level=token with truncate_above=2."
         ]
     if config.algorithm.correction == CorrectionConfig():
         return [
-            f"{older}. By default each token's loss is multiplied by an importance weight of at most "
+            f"{why}. By default each token's loss is multiplied by an importance weight of at most "
             f"{algorithm.truncate_above:g}; algorithm.correction.level=none switches that off."
         ]
     return []

@@ -10,13 +10,23 @@ from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.reporting.metrics import evaluation_metrics, is_standard, named_metric
-from launch.settings.tree import COMPLETION, OVERLONG, TASKS, TrainConfig, algorithm_of
+from launch.settings.address import check_address
+from launch.settings.tree import (
+    COMPLETION,
+    OVERLONG,
+    TASKS,
+    CheckpointConfig,
+    RunConfig,
+    TrainConfig,
+    algorithm_of,
+)
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
 from policies.learning.settings import (
     LearnerConfig,
     OptimizerConfig,
+    check_keys,
     critic_clip_range,
     critic_optimizer,
     phase_optimizer,
@@ -35,6 +45,7 @@ def check_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_bounds(config)
+    _check_checkpoints(config.run)
     algorithm = algorithm_of(config)
     critic_optimizer(config.learner)
     for stage in ("warm_start", "preferences", "expert_iteration"):
@@ -57,7 +68,7 @@ def check_training_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_settings(config)
-    transport_class(config.server.weights)
+    transport_class(config.server.weights).check_dtype(config.server.engine.half_dtype)
     rollout = config.rollout
     algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)
@@ -75,8 +86,20 @@ def check_evaluation_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_bounds(config)
+    _check_checkpoints(config.run)
     _check_context(config)
     _check_effect_on_serving(config)
+
+
+def _check_checkpoints(run: RunConfig) -> None:
+    check_address("run.checkpoints.to", run.checkpoints.get("to", ""))
+    check_keys("run.checkpoints", run.checkpoints, CheckpointConfig())
+    if isinstance(run.resume, str):
+        check_address("run.resume", run.resume)
+        if "/" not in run.resume:
+            raise ConfigError(
+                f"run.resume={run.resume} is neither true nor false nor an address, such as s3://bucket/run."
+            )
 
 
 def check_fleet(config: TrainConfig) -> None:

@@ -19,7 +19,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
-from policies.model_files import check_loadable, check_teacher, num_rows
+from policies.model_files import check_loadable, check_teacher, config_of, num_rows
 
 
 def check_classes(workload: Workload) -> None:
@@ -194,7 +194,14 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
     """The model can be loaded, or a tiny one be built. Raises ``ConfigError``."""
     check_model_is_named(config, workload)
     if config.model.path is not None:
-        check_loadable(model_folder(config.model.path), config.model.chat_template_kwargs)
+        folder = model_folder(config.model.path)
+        check_loadable(folder, config.model.chat_template_kwargs)
+        if "quantization_config" in config_of(folder):
+            raise ConfigError(
+                f"model.path={config.model.path!r} has quantized weights, which the learner cannot train, "
+                "not even beneath adapters (QLoRA): name the model that they were made from, with "
+                "learner.lora.rank=16 for less memory."
+            )
     _check_teacher(config, workload)
 
 

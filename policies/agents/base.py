@@ -29,6 +29,10 @@ class BaseAgent(ABC):
     served_parser: str | None = None
     """Name of the parser by which the policy server is to read its calls, such as ``vllm:hermes``."""
 
+    policies: tuple[str, ...] = ("",)
+    """Names of the policies that it samples. Where there are several, ``sampling`` names the one that plays
+    the next turn, ``{"policy": "solver"}``, and each has seats of its own: ``SeatsAgent`` does both."""
+
     wants_completion: bool = False
     """True where ``update_from_model`` takes the ``Completion`` too, by the name ``completion``: for its
     tokens, their log-probabilities, or the reason of its end."""

@@ -1,7 +1,8 @@
-"""Self-play: one policy in all seats of a game, each with a history and a reward of its own."""
+"""All seats of a game, each with a history and a reward of its own, played by one policy or by several."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,9 @@ from policies.agents.game import GameAgent
 class SeatsAgent(BaseAgent):
     """Plays each seat of a game by an agent of its own, which sees what that seat sees.
 
+    One policy plays all of them (self-play), or several do that ``policies`` names: a training has a learner
+    and a policy server for each, and a policy learns from the turns of its own seats alone.
+
     The environment names the seat to move in its observation, ``{"seat": "1", "question": text}``, and with
     a move that earns something for others the rewards of all, ``info["seat_rewards"] = {"0": -1.0, "1":
     1.0}``. Without these a reward is the mover's.
@@ -25,14 +29,22 @@ class SeatsAgent(BaseAgent):
 
     Args:
         agent_class: the class of the agents of the seats.
-        agent_args: its arguments.
+        policies: the policy of each seat, such as ``{"0": "proposer", "1": "solver"}``.
+        agent_args: arguments of ``agent_class``.
 
     Raises:
-        AgentError: an observation names no seat.
+        AgentError: an observation names no seat, or one without a policy.
     """
 
-    def __init__(self, agent_class: type[BaseAgent] = GameAgent, **agent_args: Any) -> None:
+    def __init__(
+        self,
+        agent_class: type[BaseAgent] = GameAgent,
+        policies: Mapping[str, str] | None = None,
+        **agent_args: Any,
+    ) -> None:
         self._make = partial(agent_class, **agent_args)
+        self._policy_of = dict(policies or {})
+        self.policies = tuple(dict.fromkeys(self._policy_of.values())) or ("",)
         anyone = self._make()
         self.needs_tool_calls = anyone.needs_tool_calls
         self.served_parser = anyone.served_parser
@@ -54,7 +66,7 @@ class SeatsAgent(BaseAgent):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        return dict(self._agents[self._seat].sampling)
+        return {**self._agents[self._seat].sampling, "policy": self._policy_of.get(self._seat, "")}
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
@@ -76,6 +88,11 @@ class SeatsAgent(BaseAgent):
                 '{"seat": "0", "question": text}.'
             )
         self._seat = str(observation["seat"])  # as its steps and the rewards of all name it
+        if self._policy_of and self._seat not in self._policy_of:
+            raise AgentError(
+                f"The seat {self._seat!r} has no policy in policies={self._policy_of}: name that of every "
+                "seat, or leave policies out to play all by one."
+            )
         if self._seat not in self._agents:
             self._agents[self._seat] = self._make()
             self._agents[self._seat].reset()

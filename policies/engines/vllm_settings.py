@@ -10,7 +10,7 @@ from typing import Any
 
 from environments.bounds import check_bounds, setting
 from environments.errors import ConfigError
-from policies.settings import EngineConfig, json_object
+from policies.settings import EXACT_DTYPES, EngineConfig, json_object
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the head of vllm.py
@@ -109,7 +109,7 @@ def token_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
     num_heads = shape["num_attention_heads"]
     head = shape.get("head_dim") or shape["hidden_size"] // num_heads
     numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
-    return 2 * int(numbers) * (4 if config.dtype in ("float", "float32") else 2)
+    return 2 * int(numbers) * (4 if config.dtype in EXACT_DTYPES else 2)
 
 
 def _shape(folder: Path) -> Mapping[str, Any]:

@@ -43,6 +43,18 @@ class WeightBucket:
             yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
+def share_of(
+    tensors: Iterable[tuple[str, torch.Tensor]], rank: int, num_ranks: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of which ``rank`` takes care: each goes to the one that has the fewest bytes so far."""
+    sizes = [0] * num_ranks
+    for name, tensor in tensors:
+        least = sizes.index(min(sizes))
+        sizes[least] += tensor.nbytes
+        if least == rank:
+            yield name, tensor
+
+
 def narrowed(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:

@@ -43,7 +43,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
         )
     sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
     return PolicyCall(
-        messages=[message.for_template() for message in body.messages],
+        messages=[message.for_template for message in body.messages],
         tools=None if body.tool_choice == "none" else body.tools or None,
         sampling={name: value for name, value in sampling.items() if value is not None},
         takes_one_tool_call=body.parallel_tool_calls is False,

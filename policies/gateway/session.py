@@ -16,6 +16,8 @@ import hashlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import is_
 from typing import Any
 
 from environments.thoughts import split_thought
@@ -87,28 +89,37 @@ class Session:
         """The latest call whose messages go through a place, by its list of tools."""
         self._known: set[int] = set()
         """The places of all calls that were answered."""
-        self._pending: tuple[list[int], str] | None = None
+        self._call = PolicyCall([])
+        """The call that was placed last."""
+        self._path: list[int] = [START]
+        """The places of ``START`` and of its messages."""
+        self._own: list[_Answered | None] = []
+        """The calls whose answers its messages are; ``None`` for each that is none."""
+        self._tools = ""
         self.num_calls = 0
 
     def place(self, call: PolicyCall) -> PlacedCall:
-        """Find where a call belongs. ``answer`` has to come before the next one."""
-        path, follows, num_foreign = [START], None, 0
-        for message in call.messages:
-            is_answer = message["role"] == "assistant"
-            own = self._own_answer(path[-1], message) if is_answer else None
-            num_foreign += is_answer and own is None
-            follows = own or follows
-            path.append(self._place(path[-1], message) if own is None else own.path[-1])
-        tools = _key(call.tools)
-        self._pending = path, tools
+        """Find where a call belongs. ``answer`` has to come before the next one.
+
+        Messages that are the objects of the call before stay where they are: its answer, which alone has come
+        since, stands behind all of them.
+        """
+        num_same = sum(takewhile(bool, map(is_, call.messages, self._call.messages)))
+        path, own = self._path[: num_same + 1], self._own[:num_same]
+        for message in call.messages[num_same:]:
+            own.append(self._own_answer(path[-1], message) if message["role"] == "assistant" else None)
+            path.append(self._place(path[-1], message) if own[-1] is None else own[-1].path[-1])
+        self._call, self._path, self._own, self._tools = call, path, own, _key(call.tools)
+        follows = [each.number for each in own if each is not None]
+        num_answers = sum(message["role"] == "assistant" for message in call.messages)
         num_known = sum(place in self._known for place in path[1:])
         messages = [self._messages[place] for place in path[1:]]
         return PlacedCall(
             messages=messages,
             new=messages[num_known:],
-            follows=None if follows is None else follows.number,
-            branch=self._branch(path, tools, num_known),
-            num_foreign=num_foreign,
+            follows=follows[-1] if follows else None,
+            branch=self._branch(path, self._tools, num_known),
+            num_foreign=num_answers - len(follows),
         )
 
     def answer(self, text: str, message: Message) -> None:
@@ -118,13 +129,12 @@ class Session:
             text: all that the model has said.
             message: what the program is told of it.
         """
-        assert self._pending is not None
-        path, tools = self._pending
+        path = self._path
         place = len(self._messages)  # of its own, also where the model has said the same before
         self._messages.append({"role": "assistant", "content": text})
         answered = _Answered(self.num_calls, [*path, place], message)
         self._answers[path[-1]].append(answered)
-        self._through[tools] |= dict.fromkeys(answered.path, answered)
+        self._through[self._tools] |= dict.fromkeys(answered.path, answered)
         self._known.update(answered.path)
         self.num_calls += 1
 

@@ -72,7 +72,11 @@ def register_algorithm(name: str, definition: Definition) -> None:
 
 
 def resolve(
-    config: AlgorithmConfig, max_response_tokens: int, max_staleness: int = 0, num_epochs: int = 1
+    config: AlgorithmConfig,
+    max_response_tokens: int,
+    max_staleness: int = 0,
+    num_epochs: int = 1,
+    is_exact: bool = True,
 ) -> Algorithm:
     """The algorithm that ``config`` names, with its settings.
 
@@ -80,6 +84,7 @@ def resolve(
         max_response_tokens: what a response may have at most.
         max_staleness: by how many updates a token may be older than the policy that learns from it.
         num_epochs: how often an update takes each rollout.
+        is_exact: engine and learner compute in float32, and agree to rounding.
 
     Raises:
         ConfigError: an unknown name, a combination that makes no sense, or a setting that has no effect in
@@ -120,7 +125,7 @@ def resolve(
         module=config.module,
         max_response_tokens=max_response_tokens,
         **resolve_kl(config.kl),
-        **resolve_correction(config.correction, max_staleness if loss.uses_weights else 0),
+        **resolve_correction(config.correction, loss.uses_weights and (max_staleness > 0 or not is_exact)),
     )
 
 

@@ -86,14 +86,16 @@ def _kept(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> 
     return kept
 
 
-def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str, Any]:
+def resolve_correction(config: CorrectionConfig, differs: bool) -> dict[str, Any]:
     """The fields of ``Algorithm`` that say how it corrects.
+
+    Args:
+        differs: other weights, or a coarser arithmetic, than the learner's in float32 sample tokens.
 
     Raises:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
-    # Tokens of older policies are corrected unless the user says otherwise.
-    chosen = config.level or ("token" if max_staleness else "none")
+    chosen = config.level or ("token" if differs else "none")
     level = None if chosen in ("none", "bypass") else chosen
     truncate_above = config.truncate_above
     mask_below, mask_above = config.mask_outside or (None, None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from environments.columns import stored
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.correction import without_far_tokens
@@ -41,7 +42,8 @@ def assign_credit(
 ) -> tuple[dict[str, list[TrainingSample]], dict[str, float]]:
     """The samples with advantages and returns (where a critic learns them) on their sampled tokens.
 
-    ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored.
+    ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored;
+    where several policies play, those of one of them: the seats of the others count as not trained on.
     ``kl_coef`` is the present weight of a KL penalty in the reward; other algorithms do not look at it.
 
     ``broadcast``: one advantage per trajectory, over all that it sampled: where its history was rewritten,
@@ -90,6 +92,8 @@ def assign_credit(
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
         for seat in trajectory.seat_rewards
     ]
+    if not algorithm.estimator.uses_untrained:  # such as a seat that another policy plays
+        sampled = [tokens for tokens in sampled if tokens.samples]
     metrics = _subtract_penalties(sampled, algorithm, kl_coef)
     units = credit_units(sampled, algorithm)
     metrics |= _estimate(units, algorithm)
@@ -121,15 +125,16 @@ def _check(
                 )
     in_reward = algorithm.kl_place == "reward"
     for sample in (each for rows in samples.values() for each in rows):
-        for name, column, needed in (
-            ("old_logprobs", sample.old_logprobs, algorithm.needs_all_scores),
-            ("reference_logprobs", sample.reference_logprobs, in_reward),
-            ("teacher_logprobs", sample.teacher_logprobs, algorithm.estimator.uses_teacher),
-            ("values", sample.values, algorithm.uses_critic),
+        num_tokens = stored(sample, "response_ids").size
+        for name, needed in (
+            ("old_logprobs", algorithm.needs_all_scores),
+            ("reference_logprobs", in_reward),
+            ("teacher_logprobs", algorithm.estimator.uses_teacher),
+            ("values", algorithm.uses_critic),
         ):
-            if needed and len(column) != len(sample.response_ids):
+            if needed and (count := len(stored(sample, name))) != num_tokens:
                 raise LearnerError(
-                    f"Sample {sample.sample_id!r} has {len(column)} {name} for {len(sample.response_ids)} "
+                    f"Sample {sample.sample_id!r} has {count} {name} for {num_tokens} "
                     "response tokens: the learner's score comes before assign_credit."
                 )
 
@@ -235,9 +240,10 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         if algorithm.estimator.whitens and algorithm.estimator.function is None:
             raw = returns - arguments.get("values", 0.0)
             advantages = _over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
-        for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
-            unit.advantages = np.array(advantage[: len(unit.rewards)]) * unit.weight
-            unit.returns = np.array(value[: len(unit.rewards)])
+        rows = (each.double().numpy(force=True) for each in (advantages, returns))
+        for unit, advantage, value in zip(chosen, *rows, strict=True):
+            unit.advantages = advantage[: len(unit.rewards)] * unit.weight
+            unit.returns = value[: len(unit.rewards)]
     uncompared = [not unit.compared for unit in units if unit.tokens.samples]
     return {"learn/uncompared_fraction": float(np.mean(uncompared))}
 

@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from environments.columns import stored
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.samples import TrainingSample, returns_to_go, turn_place
@@ -69,9 +69,10 @@ class SampledTokens:
         """[T] The values of a column of the samples."""
         return on_tokens(self.samples, name)[self.order]
 
-    def in_samples(self, values: np.ndarray) -> Iterator[Any]:
-        """The values [T], in the order that the samples have their tokens in."""
-        return iter(values[np.argsort(self.order)].tolist())
+    def in_samples(self, values: np.ndarray) -> list[np.ndarray]:
+        """The values [T] of each sample, in the order that it has its tokens in."""
+        ends = np.cumsum([sample.num_sampled_tokens for sample in self.samples])
+        return np.split(values[np.argsort(self.order)], ends[:-1])
 
     @property
     def comparison_id(self) -> str:
@@ -235,7 +236,9 @@ class _Branches:
 
 def on_tokens(samples: Sequence[TrainingSample], name: str) -> np.ndarray:
     """The values of a column on the sampled tokens, one sample after the other."""
-    rows = [np.array(getattr(each, name))[np.array(each.loss_mask, dtype=bool)] for each in samples]
+    rows = [
+        np.asarray(stored(each, name), float)[np.asarray(stored(each, "loss_mask")) > 0] for each in samples
+    ]
     return np.concatenate(rows) if rows else np.zeros(0)
 
 
@@ -264,13 +267,10 @@ def with_advantages(
         own = slice(unit.first, unit.first + len(unit.rewards))
         advantages[own] += unit.advantages
         returns[own], is_left_out[own] = unit.returns, False
-    each_advantage, each_return = tokens.in_samples(advantages), tokens.in_samples(returns)
-    left_out = tokens.in_samples(is_left_out)
-    for sample in tokens.samples:
+    columns = map(tokens.in_samples, (advantages, returns, is_left_out))
+    for sample, advantage, value, left_out in zip(tokens.samples, *columns, strict=True):
         credited = sample.replaced(
-            advantages=sample.on_sampled_tokens(each_advantage),
-            returns=sample.on_sampled_tokens(each_return) if algorithm.uses_critic else (),
+            advantages=sample.on_sampled_tokens(advantage),
+            returns=sample.on_sampled_tokens(value) if algorithm.uses_critic else (),
         )
-        if is_left_out.any():
-            credited = credited.without_tokens(list(islice(left_out, sample.num_sampled_tokens)))
-        yield credited
+        yield credited.without_tokens(left_out) if is_left_out.any() else credited

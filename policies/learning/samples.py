@@ -7,9 +7,8 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from environments.columns import Floats, Ints, TokenIds, floats, stored
@@ -19,6 +18,8 @@ from environments.prefix_tree import Span
 from environments.types import STATE_KEY, Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from policies.learning.algorithm import Algorithm
 
 FLOATS = (
@@ -92,16 +93,17 @@ class TrainingSample:
             object.__setattr__(sample, name, column)
         return sample
 
-    def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
+    def on_sampled_tokens(self, values: Sequence[float] | np.ndarray) -> array[float]:
         """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
         import numpy as np  # actors and commands that import this module have no use for it
 
         mask = np.asarray(stored(self, "loss_mask")) > 0
-        column, count = np.zeros(len(mask)), self.num_sampled_tokens
-        column[mask] = np.fromiter(islice(values, count), float, count)  # an iterator's others stay
-        return tuple(column.tolist())
+        column = np.zeros(len(mask))
+        column[mask] = np.reshape(values, self.num_sampled_tokens)
+        short = column.astype(np.float32)  # as ``floats`` does it, without an object for each number
+        return array("f", short.tobytes()) if (short == column).all() else array("d", column.tobytes())
 
-    def without_tokens(self, left_out: Sequence[bool]) -> TrainingSample:
+    def without_tokens(self, left_out: Sequence[bool] | np.ndarray) -> TrainingSample:
         """The same sample, not to be trained on those of its sampled tokens that are ``left_out``."""
         leaves = self.on_sampled_tokens(left_out)
         thinned = {}
@@ -119,6 +121,8 @@ class TrainBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """The temperature that the samples were drawn with: log-probabilities are taken under it."""
+    policy: str = ""
+    """Name of the policy that learns from it, where a run trains several; empty for all of them."""
 
     @property
     def has_sampled_tokens(self) -> bool:
@@ -181,6 +185,28 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             runs.append([(turn, completion)])
     rewards = turn_rewards(trajectory)
     return [_sample(f"{trajectory.rollout_id}#{index}", run, rewards) for index, run in enumerate(runs)]
+
+
+def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]:
+    """``training_samples`` by the names of the policies that have sampled them.
+
+    Raises:
+        LearnerError: as ``training_samples`` does; or two policies have played one seat, whose rewards are
+            those of both.
+    """
+    turns = {(step.seat, step.completion.policy) for step in trajectory.steps if step.completion is not None}
+    if len(turns) > len({seat for seat, _ in turns}):
+        raise LearnerError(
+            f"Rollout {trajectory.rollout_id!r} has a seat that several of the policies "
+            f"{', '.join(sorted({policy for _, policy in turns}))} have played: give each seats of its own "
+            "(SeatsAgent does)."
+        )
+    samples: dict[str, list[TrainingSample]] = {}
+    for sample in training_samples(trajectory):
+        completion = trajectory.steps[stored(sample, "turns")[0]].completion
+        assert completion is not None  # its first token was sampled in this step
+        samples.setdefault(completion.policy, []).append(sample)
+    return samples
 
 
 def turn_rewards(trajectory: Trajectory) -> dict[int, float]:

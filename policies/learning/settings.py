@@ -46,7 +46,7 @@ class CorrectionConfig:
     """Level of importance weights: one for every token or for the whole sequence; none corrects nothing;
     bypass takes the ratio of the loss to the engine's log-probabilities, instead of the learner's own before
     the update, which saves a forward pass. Null is token where rollout.max_staleness lets older policies
-    sample, and otherwise none."""
+    sample, or engine or learner computes in another dtype than float32, and otherwise none."""
     truncate_above: float | None = setting(None, at_least=1)
     """Larger importance weights are cut to this value (truncated importance sampling); null is 2 unless
     mask_outside has an upper bound."""
@@ -136,7 +136,7 @@ def phase_optimizer(setting: str, given: Mapping[str, Any]) -> OptimizerConfig:
     return OptimizerConfig(**given)
 
 
-def check_keys(setting: str, given: Mapping[str, Any], declared: OptimizerConfig | OverlongConfig) -> None:
+def check_keys(setting: str, given: Mapping[str, Any], declared: object) -> None:
     """Raise ``ConfigError`` for a key of ``given`` that is not ``declared``, or a value that is wrong."""
     known = {leaf.name: leaf for leaf in leaves(declared)}
     for name, value in given.items():
@@ -187,9 +187,10 @@ class LearnerConfig:
     matches whole names; the experts of a mixture of experts have no adapters, since transformers keeps them
     as one tensor."""
     mismatch_alarm: float = setting(1e-3, at_least=0)
-    """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns. The
-    mean is over trajectories that were sampled by the newest version alone (a few of them with
-    algorithm.correction.level=bypass), or over a short completion of its own where there are none."""
+    """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns: by
+    default 0.001, and 0.05 where either computes in another dtype than float32. The mean is over trajectories
+    that were sampled by the newest version alone (a few of them with algorithm.correction.level=bypass), or
+    over a short completion of its own where there are none."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     critic: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-5})
     """The value model of algorithms that have one (ppo), a second worker group that starts from the model:

@@ -150,7 +150,7 @@ class OpenAIFrontend:
         """The prompt, and what at its end may open a thought."""
         from jinja2 import TemplateError
 
-        messages = [message.for_template() for message in body.messages]
+        messages = [message.for_template for message in body.messages]
         renderer = self._with_options(body)
         try:
             if unseen := renderer.template.unseen(messages, tools):

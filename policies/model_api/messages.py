@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -53,11 +54,12 @@ class ChatToolCall(Body):
     @model_validator(mode="after")
     def _check_arguments(self) -> ChatToolCall:
         try:
-            self.for_template()
+            self.for_template  # noqa: B018
         except ValueError as error:
             raise ValueError(f"in the call {self.id!r} {error}") from error
         return self
 
+    @cached_property
     def for_template(self) -> Message:
         """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
         return call_for_template({**vars(self), "function": vars(self.function)})
@@ -90,6 +92,7 @@ class ChatMessage(Body):
             raise ValueError(f"content is missing: a {self.role} message needs a text")
         return self
 
+    @cached_property
     def for_template(self) -> Message:
         """The message as chat templates want it: a text for content, an object for a call's arguments."""
         content = self.content or ""
@@ -101,7 +104,7 @@ class ChatMessage(Body):
             message["reasoning_content"] = thoughts
         message["role"] = "system" if self.role == "developer" else self.role
         if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template for call in self.tool_calls]
         return {**message, "content": content}
 
 

@@ -21,7 +21,7 @@ from launch.reporting.tracker import read_metrics
 RUN = [
     "recipe=guess",
     "warm_start.num_steps=0",
-    "run.checkpoint_every=1000",
+    "run.checkpoints.every=1000",
     "evaluation.num_tasks=200",
     "algorithm.clip_high=null",  # the recipe's is for GRPO: each has its paper's
     "fleet.num_actors=16",

@@ -41,8 +41,8 @@ ALONE_SECONDS = 60.0
 RUN = [
     "recipe=calculator",
     "warm_start.num_steps=100",
-    "run.checkpoint_every=1",
-    "run.checkpoints_kept=999",
+    "run.checkpoints.every=1",
+    "run.checkpoints.kept=999",
     "evaluation.num_tasks=1",
 ]
 

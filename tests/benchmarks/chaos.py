@@ -51,7 +51,7 @@ STEPS_PER_MOMENT = 6
 RUN = [
     "recipe=calculator",
     "run.resume=true",
-    "run.checkpoint_every=2",
+    "run.checkpoints.every=2",
     "warm_start.num_steps=30",
     "server.weights.transport=files",  # whose folder shows when weights are published
     "evaluation.num_tasks=8",
@@ -201,6 +201,8 @@ def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
         # The others are to be gone too: a resumed run would have to share the machine with them.
         psutil.wait_procs(program.family(), timeout=2 * USUAL_SECONDS)
         seconds, num_left = time.monotonic() - start, program.end()
+        if (newest := CheckpointFolder(folder, kept=1).latest()) is not None:
+            CheckpointFolder.progress(newest)  # the newest one that is named is whole, whatever was cut off
     said = "" if status is None else next((line for line in reversed(program.lines) if "Error" in line), "")
     return Outcome(moment, at_step, status, seconds, num_left, said[:100])
 

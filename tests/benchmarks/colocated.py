@@ -43,7 +43,7 @@ TESTS = str(repository.ROOT / "tests")
 """Folder of the scripted engine: replicas have to find it too."""
 LOOK_SECONDS = 0.1
 ROLES = ("replica", "learner")
-SHORT = ["recipe=guess", "warm_start.num_steps=10", "evaluation.num_tasks=16", "run.checkpoint_every=1000"]
+SHORT = ["recipe=guess", "warm_start.num_steps=10", "evaluation.num_tasks=16", "run.checkpoints.every=1000"]
 LARGE_UPDATES = ["rollout.group_size=32", "learner.mini_batch_size=256", "learner.micro_batch_tokens=65536"]
 """An update has to take more than the cache, or that is what the turns save."""
 WEIGHTS = "huggingface/model.safetensors"

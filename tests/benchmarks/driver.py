@@ -80,7 +80,7 @@ def main() -> None:
             f"model.path={models.tiny(Path(folder))}",
             f"run.directory={folder}/run",
             f"run.num_steps={given.updates}",
-            "run.checkpoint_every=1000",
+            "run.checkpoints.every=1000",
             "run.trackers=[driver:DriverCpu]",
             "server.engine.name=scripted_engine:ScriptedEngine",
             f"server.engine.options={{replies: ['{reply}'], logprob: -1.0}}",

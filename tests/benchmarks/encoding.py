@@ -18,6 +18,7 @@ import pickle
 import random
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from os.path import commonprefix
@@ -97,21 +98,22 @@ class Player:
             messages = [*messages, {"role": "assistant", "content": completion.text}, news]
         return times
 
-    def _completion(self, prompt_ids: tuple[int, ...], text: str) -> Completion:
+    def _completion(self, prompt_ids: array[int], text: str) -> Completion:
         ids = (*self._whole(text), self._renderer.eos_token_id)
         text = self._renderer.completion_text(prompt_ids, ids)
         return Completion(prompt_ids=prompt_ids, completion_ids=ids, text=text, finish_reason="stop")
 
     def _compared(
-        self, request: SampleRequest, previous: Turn, prompt_ids: tuple[int, ...], in_all: float
+        self, request: SampleRequest, previous: Turn, prompt_ids: array[int], in_all: float
     ) -> Times:
-        _, pickling = _timed(partial(pickle.dumps, request.messages))
-        text, rendering = _timed(partial(self._plain.render_anew, request.messages, None))
-        carried = previous.completion.prompt_ids + previous.completion.completion_ids
+        pickled, pickling = _timed(partial(pickle.dumps, request.messages))
+        arrived = pickle.loads(pickled)  # as in all: no text of it is in the CPU's caches
+        text, rendering = _timed(partial(self._plain.render_anew, arrived, None))
+        carried = previous.completion.tokens.read()
         is_extended = prompt_ids[: len(carried)] == carried
         rest = text[len(self._renderer.text_of(carried)) :] if is_extended else text
         ids, encoding = _timed(partial(self._whole, rest))
-        assert tuple(ids) == prompt_ids[len(carried) if is_extended else 0 :]
+        assert ids == prompt_ids[len(carried) if is_extended else 0 :].tolist()
         earlier = commonprefix([text, self._plain.render_anew(previous.messages, None)])  # noqa: RUF071  # no paths
         _, new = _timed(partial(self._whole, rest if is_extended else text[len(earlier) :]))
         return Times(pickling, rendering, in_all, new, 2 * rendering + encoding, len(prompt_ids))

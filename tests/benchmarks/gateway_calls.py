@@ -1,6 +1,6 @@
 """CPU milliseconds of a program's call by the gateway, beside those of the sampler called directly.
 
-    python tests/benchmarks/gateway_calls.py [--sessions 64] [--calls 8]
+    python tests/benchmarks/gateway_calls.py [--sessions 64] [--calls 4,16]
 
 The same conversations of OpenAI's client, with a tool and their whole history in each call, at the same pace:
 
@@ -171,7 +171,7 @@ def served(answer: Callable[[Request], Awaitable[Response]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sessions", type=int, default=64, help="of each way and round")
-    parser.add_argument("--calls", type=int, default=8, help="of each session")
+    parser.add_argument("--calls", default="8", help="of each session; several numbers are several tables")
     parser.add_argument("--rounds", type=int, default=3, help="of all ways; the least of each process counts")
     given = parser.parse_args()
     start_ray()
@@ -199,10 +199,11 @@ def main() -> None:
 
         ways = {way: partial(play, way) for way in ("edge", "sampler", "gateway")}
         ways["policy server"] = policy_server
-        costs = {way: measured(run, given.sessions, given.calls, given.rounds) for way, run in ways.items()}
+        for calls in map(int, given.calls.split(",")):
+            costs = {way: measured(run, given.sessions, calls, given.rounds) for way, run in ways.items()}
+            show(calls, costs)
         app.stop()
         serve.shutdown()
-    show(costs)
 
 
 def measured(run: Callable[[int, int], None], sessions: int, calls: int, rounds: int) -> dict[str, float]:
@@ -230,9 +231,10 @@ def cpu_seconds() -> dict[str, float]:
     return seconds
 
 
-def show(costs: dict[str, dict[str, float]]) -> None:
+def show(calls: int, costs: dict[str, dict[str, float]]) -> None:
     """Print the table and the ratios."""
-    report = Report("CPU milliseconds of a call", ("way", *PROCESSES, "ours", "of the sampler's"))
+    title = f"CPU milliseconds of a call, in sessions of {calls}"
+    report = Report(title, ("way", *PROCESSES, "ours", "of the sampler's"))
     edge = costs["edge"]
     ours = {
         way: costs[way]["caller"] - edge["caller"] + costs[way]["sampling actor"]

@@ -3,8 +3,8 @@
     python tests/benchmarks/gpu_token_trees.py [cuda]
 
 Needs torch alone: the layout of the rows and their attention are Troupe's, the model around them is a Llama
-of this file, in the shape of SmolLM2-135M with random weights, and no optimizer takes a step. So it shows
-what an accelerator makes of the trees, and nothing of verl or of a training.
+of this file, in the shape of SmolLM2-135M with random weights. So it shows what an accelerator makes of the
+trees, and of an update in bfloat16 over weights in float32; nothing of verl or of a training.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class Sample(NamedTuple):
     advantage: float
 
 
-def by_trees(model: Model, samples: Sequence[Sample], most: int) -> None:
-    """Add the gradient, computed on trees."""
-    device = model.embedding.weight.device
+def by_trees(model: Model, samples: Sequence[Sample], most: int) -> float:
+    """Add the gradient, computed on trees, and return the loss."""
+    device, total = model.embedding.weight.device, 0.0
     for row in trees.plan_rows([each.ids for each in samples], most, 3 * model.embedding.embedding_dim):
         ordered = [samples[branch.sample] for branch in row]
         ids = [torch.tensor(each.ids, device=device) for each in ordered]
@@ -141,7 +141,10 @@ def by_trees(model: Model, samples: Sequence[Sample], most: int) -> None:
         weights = torch.cat([torch.full((len(each.ids) - each.prompt,), each.advantage) for each in ordered])
         learned, where = places.unique(return_inverse=True)
         losses = model.losses(states[layout.parents()[learned]], layout.input_ids.flatten()[learned])
-        (losses[where] * weights.to(losses)).sum().backward()
+        loss = (losses[where] * weights.to(losses)).sum()
+        loss.backward()
+        total += float(loss.detach())
+    return total
 
 
 def by_rows(model: Model, samples: Sequence[Sample], most: int) -> None:
@@ -206,6 +209,22 @@ def distance(one: list[Any], other: list[Any]) -> float:
     return max(float((left - right).abs().max() / right.abs().max()) for left, right in pairs)
 
 
+def update(device: str) -> tuple[float, float]:
+    """The loss before and after a step of AdamW in bfloat16, whose weights and moments are in float32."""
+    torch.manual_seed(0)
+    model, samples = Model(128, 4, 2, 256, 3).to(device), Loads(12).groups()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            losses.append(by_trees(model, samples, 4096))
+        optimizer.step()
+    assert all(each.dtype == torch.float32 for each in model.parameters())
+    assert losses[1] < losses[0], losses
+    return losses[0], losses[1]
+
+
 def cost(model: Model, add: Callable[..., None], samples: Sequence[Sample]) -> tuple[float, int]:
     """Median seconds, and the most memory in MiB."""
     took = []
@@ -235,6 +254,8 @@ def main() -> None:
             print(
                 load, dtype, "trees:", distance(tree, flat), "other rows:", distance(other, flat), flush=True
             )
+    before, after = update(device)
+    print(f"an update in bfloat16: the loss went from {before:.2f} to {after:.2f}", flush=True)
     if device != "cuda":
         return
     for size in (64, 256):

@@ -129,7 +129,7 @@ def main() -> None:
             f"run.directory={folder}",
             f"run.num_steps={len(struck) + 1}",
             "run.resume=true",
-            "run.checkpoint_every=1",
+            "run.checkpoints.every=1",
             "algorithm.zero_signal_groups=keep",
             f"rollout.groups_per_step={NUM_SESSIONS // GROUP_SIZE}",
             f"rollout.group_size={GROUP_SIZE}",

@@ -90,7 +90,7 @@ def overrides(recipe: str, method: str, num_updates: int) -> list[str]:
     """What a run is told, besides its seed and folder."""
     about = RECIPES[recipe]
     every = max(1, num_updates // about.num_evaluations)
-    settings = [f"recipe={recipe}", f"evaluation.every={every}", f"run.checkpoint_every={every}"]
+    settings = [f"recipe={recipe}", f"evaluation.every={every}", f"run.checkpoints.every={every}"]
     if method == "sft":
         steps = f"warm_start.num_steps={2 * about.warm_start_steps}"
         return [*settings, f"workload=successful_{recipe}", "stages=[warm_start]", steps]

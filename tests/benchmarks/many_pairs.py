@@ -42,7 +42,7 @@ def overrides_of(pairs: int, per_actor: int, updates: int, directory: Path) -> l
         "recipe=guess",
         f"run.directory={directory}",
         f"run.num_steps={updates}",
-        "run.checkpoint_every=1000",
+        "run.checkpoints.every=1000",
         f"run.trajectories_kept={2 * pairs * updates}",
         "warm_start.num_steps=0",
         "evaluation.num_tasks=1",

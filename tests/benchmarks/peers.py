@@ -48,7 +48,7 @@ RUN = [
     f"learner.mini_batch_size={GROUPS * GROUP_SIZE}",
     f"learner.optimizer.lr={LR}",
     "evaluation.num_tasks=1",
-    "run.checkpoint_every=1000",
+    "run.checkpoints.every=1000",
 ]
 
 

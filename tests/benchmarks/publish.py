@@ -41,6 +41,8 @@ from served_policy import wait_for_version
 
 MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 REPLICAS = (1, 2)
+RANK_GPU = 0.5
+"""Share of a GPU that a rank reserves: the replicas have the rest."""
 PAUSE_SECONDS = 1.0
 """Seconds between two publications, in which a training would make an update."""
 
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--models", default="tiny,medium", help="of 353k, 175M and 493M weights (large)")
     parser.add_argument("--ranks", type=int, default=1, help="of the learner")
     parser.add_argument("--dtype", default="float32", help="of the engines: float32 or bfloat16")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: rank and replicas share one GPU")
     parser.add_argument("--transport", default="object_store", help="as server.weights.transport")
     arguments = parser.parse_args()
     report = Report(
@@ -72,9 +75,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = MODELS[name](Path(folder))
             transport = make_transport({"transport": arguments.transport}, folder, "training")
-            engine = EngineConfig(max_model_tokens=128, options={"dtype": arguments.dtype})
+            options, num_gpus = {"dtype": arguments.dtype}, 0.0
+            if arguments.device == "cuda":
+                options, num_gpus = options | {"gpu_memory_utilization": 0.2}, RANK_GPU / len(REPLICAS)
+            engine = EngineConfig(max_model_tokens=128, num_gpus=num_gpus, options=options)
             copy = _num_parameters(Path(model)) * (2 if arguments.dtype == "bfloat16" else 4)
-            learner = LearnerConfig(num_workers=arguments.ranks)
+            learner = LearnerConfig(num_workers=arguments.ranks, device=arguments.device)
             for num_replicas, rounds in _publications(model, engine, learner, arguments.rounds, transport):
                 published, served, total, stored, held = map(statistics.median, zip(*rounds, strict=True))
                 listed = " ".join(f"{each[2]:.2f}" for each in rounds)
@@ -131,7 +137,9 @@ def _publications(
     bytes of the object store, and those that a rank adds."""
     store = WeightStore.remote(transport)  # type: ignore[attr-defined]
     algorithm = resolve(AlgorithmConfig(), 512)
-    learner = LearnerGroup(model, settings, algorithm, 1, 0, store, engine_dtype=engine.half_dtype)
+    learner = LearnerGroup(
+        model, settings, algorithm, 1, 0, store, engine_dtype=engine.half_dtype, num_gpus=RANK_GPU
+    )
     learner.check_ranks()
     ranks = [psutil.Process(each.pid) for each in members(below=os.getpid()) if each.role == "learner"]
     version = 0

@@ -21,7 +21,7 @@ from report import Report
 TRAIN = (
     "recipe=calculator",
     "run.num_steps=20",
-    "run.checkpoint_every=10",
+    "run.checkpoints.every=10",
     "rollout.groups_per_step=4",
     "rollout.group_size=4",
     "learner.mini_batch_size=8",

@@ -116,8 +116,8 @@ class FetchedArm:
     def __init__(self, app_name: str, model: str) -> None:
         self._sampler = ServeSampler(app_name, model)
 
-    async def poll(self, report: ReplicaReport) -> Assignment:
-        return await self._sampler.poll(report)
+    async def poll(self, server: str, report: ReplicaReport) -> Assignment:
+        return await self._sampler.poll(server, report)
 
     async def measure(self, prompts: Prompts, in_flight: int) -> Rate:
         await self._sampler.open()

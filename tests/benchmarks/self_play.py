@@ -43,7 +43,7 @@ def trained(seed: int, args: argparse.Namespace) -> list[dict[State, float]]:
     policy, algorithm = Table(seed), resolve(AlgorithmConfig(name="rloo"), 64)
     strategies = [policy.strategy]
     for update in range(args.updates):
-        learn(policy, play(policy, update, args.group_size), algorithm, args.lr, args.entropy_coef)
+        learn(policy, play([policy], update, args.group_size), algorithm, args.lr, args.entropy_coef)
         strategies.append(policy.strategy)
     return strategies
 

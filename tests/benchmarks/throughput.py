@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--replicas", type=int, default=1, help="engines of the policy server")
     parser.add_argument("--model", default=models.TINY, help=f"{models.TINY}, or one that model.path takes")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: both engines are on one GPU")
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     report = Report(
@@ -68,8 +69,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         options = {} if arguments.model == models.TINY else {"max_num_seqs": arguments.pairs}
+        num_gpus = 0.0
+        if arguments.device == "cuda":
+            options, num_gpus = options | {"gpu_memory_utilization": 0.4}, 1 / arguments.replicas
         model = models.chosen(arguments.model, Path(folder))
-        rates, cpu = _rounds(model, replace(ENGINE, options=options), arguments)
+        rates, cpu = _rounds(model, replace(ENGINE, num_gpus=num_gpus, options=options), arguments)
     bare = statistics.median(rate for rate, _ in rates[_as_many_at_a_time(arguments.pairs)])
     for arm, each in rates.items():
         middle = statistics.median(rate for rate, _ in each)

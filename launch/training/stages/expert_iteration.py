@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.types import Trajectory
 from launch.training.clock import Clock
 from launch.training.components import UpdateParts
@@ -52,7 +52,7 @@ class ExpertIteration(SupervisedStage, PolicyUpdateStage):
         metrics["learn/num_imitated_trajectories"] = len(imitated)
         return PreparedUpdate(batches=batches, metrics=metrics)
 
-    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+    def learn(self, learner: Learners, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
         return learner.fit(batches)
 
     def _successes(self, selection: Selection) -> list[Trajectory]:

@@ -10,11 +10,13 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners
 from environments.columns import stored
+from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.training.clock import Clock
 from launch.training.components import Components, UpdateParts
 from launch.training.run_state import RunState
@@ -61,7 +63,7 @@ class PolicyUpdateStage(Stage):
         """
 
     @abstractmethod
-    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+    def learn(self, learner: Learners, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
         """Learn the mini-batches that ``prepare`` has made, one at least.
 
         Args:
@@ -97,25 +99,23 @@ class PolicyUpdateStage(Stage):
                     publish(run, state)
             self.count_update(state, prepared)
             state.record_consumed(selection.groups, selection.dropped)
-            state.trajectories.record_update(
-                progress.step,
-                selection.useful,
-                selection.unused,
-                turn_advantages(prepared.batches),
-                selection.not_imitated,
-            )
+            state.log_beside(partial(record, step=progress.step, selection=selection, prepared=prepared))
             metrics = prepared.metrics_with(learned) | run.rollouts.commit()
             metrics |= self.finish(run, selection, learned, progress.version)
             run.report.record(version, selection, metrics, clock)
 
 
-def learn(
-    stage: PolicyUpdateStage, learner: LearnerGroup, prepared: PreparedUpdate, step: int
-) -> LearnerUpdate:
+def learn(stage: PolicyUpdateStage, learner: Learners, prepared: PreparedUpdate, step: int) -> LearnerUpdate:
     """Learn a prepared update: nothing, where every group agreed with itself or none succeeded."""
     if not prepared.batches:
         return LearnerUpdate(metrics={}, num_optimizer_steps=0)
     return stage.learn(learner, prepared.batches, step)
+
+
+def record(log: TrajectoryLog, step: int, selection: Selection, prepared: PreparedUpdate) -> None:
+    """Keep the trajectories of an update, and what was learned from them."""
+    advantages = turn_advantages(prepared.batches)
+    log.record_update(step, selection.useful, selection.unused, advantages, selection.not_imitated)
 
 
 def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.learning.learner_group import LearnerGroup
+from actors.learning.learners import Learners, merged_metrics
 from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
 from launch.training.components import Components, UpdateParts
@@ -47,7 +47,7 @@ class Reinforce(PolicyUpdateStage):
             batches, credit = with_credit(parts.algorithm, parts.kl, selection.groups, batches)
         return PreparedUpdate(batches=batches, metrics=metrics | credit, kl_coef=parts.kl.coef)
 
-    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+    def learn(self, learner: Learners, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
         return learner.update(in_epochs(self.config, batches, f"epochs/{step}"))
 
     def finish(
@@ -63,16 +63,21 @@ class Reinforce(PolicyUpdateStage):
 def with_credit(
     algorithm: Algorithm, kl: KLController, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
 ) -> tuple[list[TrainBatch], dict[str, float]]:
-    """The scored batches with advantages, over all of them at once, and the metrics of the advantages."""
+    """The scored batches with advantages, over all samples of a policy at once, and the metrics of these."""
     if not batches:
         return [], {}
-    samples: dict[str, list[TrainingSample]] = defaultdict(list)
+    by_policy: dict[str, dict[str, list[TrainingSample]]] = {}
     for batch in batches:
+        samples = by_policy.setdefault(batch.policy, defaultdict(list))
         for sample in batch.samples:
             samples[sample.rollout_id].append(sample)
-    credited, credit = assign_credit(groups, samples, algorithm, kl.coef)
-    by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
-    numbers = credit | kl.update(credit, len(samples))
+    metrics: dict[str, dict[str, float]] = {}
+    by_id: dict[str, TrainingSample] = {}
+    for policy, samples in by_policy.items():
+        credited, metrics[policy] = assign_credit(groups, samples, algorithm, kl.coef)
+        by_id |= {sample.sample_id: sample for each in credited.values() for sample in each}
+    credit = merged_metrics(metrics)
+    numbers = credit | kl.update(credit, len({name for samples in by_policy.values() for name in samples}))
     return [
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches

@@ -104,6 +104,10 @@ FIELDS_BY_REMEDY: Mapping[str, tuple[str, ...]] = {
 REMEDIES = {name: remedy for remedy, names in FIELDS_BY_REMEDY.items() for name in names}
 
 OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
+OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
+"""Fields that move something from a GPU to its host."""
+SMALL_MOMENTS = ("8bit", "4bit", "Fp8")
+"""Parts of names of optimizers, of bitsandbytes and torchao, whose moments are unlike the weights."""
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),
@@ -133,6 +137,17 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
         raise ConfigError(
             f"{setting} would have no effect in algorithm.name={algorithm.name!r}: its loss {algorithm.loss} "
             f"does not read it, but {', '.join(LOSSES_THAT_READ[name])}. Leave it out."
+        )
+    if name in OF_GPUS and value and learner.device == "cpu":
+        raise ConfigError(
+            f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
+            "out."
+        )
+    if name == "optimizer" and any(each in str(value) for each in SMALL_MOMENTS):
+        raise ConfigError(
+            f"{setting} keeps moments of another shape or type than the weights, from which no checkpoint "
+            "can go on: leave it out, and set learner.verl.engine.offload_policy=true where a GPU has no "
+            "room for AdamW's."
         )
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(

@@ -55,6 +55,7 @@ FIRST_STEP_NAMES = {
     "rollout_k3_kl": "learn/rollout_k3_kl",
     "rollout_diff_mean": "learn/rollout_logprob_diff_mean",
     "rollout_diff_max": "learn/rollout_logprob_diff_max",
+    "corrected_diff_mean": "learn/corrected_logprob_diff_mean",
 }
 """Metrics that later steps would mix with what the update has changed."""
 
@@ -182,7 +183,8 @@ class VerlLearner(VerlWorker):
         the schedule. A mini-batch of which a correction has masked everything takes no step. One that comes
         several times, in as many epochs, takes a step each time.
 
-        ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step.
+        ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step;
+        ``learn/corrected_logprob_diff_mean`` is what importance weights leave of it, since they are cut.
         ``learn/entropy`` is estimated by the sampled tokens, as the mean of -log p over the steps;
         ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
 

@@ -111,6 +111,7 @@ def _truncated_weights(data: TensorDict, level: str, most: float) -> tuple[torch
         "weight_truncated_fraction": mean(weights < untouched),
         "weight_used_mean": mean(weights),
         "weight_used_square": mean(weights.square()),
+        "corrected_diff_mean": mean(torch.where(mask, untouched / weights, 1.0).log()),
     }
 
 

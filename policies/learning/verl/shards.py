@@ -13,7 +13,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,8 +86,15 @@ def _index_and_key(name: str) -> tuple[int, str]:
 
 
 def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of ``module``, sharded as they are, each under the first of its names."""
-    return _named(MODEL, _distinct(module.state_dict()))
+    """Parameters and buffers of ``module``, sharded as they are, each under the first of its names.
+
+    All ranks have the same names: a shard does not decide, since it may be empty.
+    """
+    state = module.state_dict()
+    owners = dict(module.named_parameters(remove_duplicate=False))
+    owners |= dict(module.named_buffers(remove_duplicate=False))
+    first = _first_names({name: id(owners.get(name, tensor)) for name, tensor in state.items()})
+    return _named(MODEL, {name: state[name] for name in first})
 
 
 def optimizer_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -103,13 +110,12 @@ def _named(part: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     return {part + name: tensor for name, tensor in tensors.items()}
 
 
-def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Leave out what is the memory of a tensor before it, as an output layer that is the embedding too."""
-    found: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        own = verl_weights.local(tensor)
-        found.setdefault(own.data_ptr() if own.numel() else -len(found) - 1, name)
-    return {name: tensors[name] for name in found.values()}
+def _first_names(identities: Mapping[str, Hashable]) -> Iterable[str]:
+    """Names without those of what has a name before, as an output layer that is the embedding too."""
+    found: dict[Hashable, str] = {}
+    for name, identity in identities.items():
+        found.setdefault(identity, name)
+    return found.values()
 
 
 # -- files of safetensors ------------------------------------------------------------------------------
@@ -138,7 +144,7 @@ class StateCopy:
         """Copy this rank's part of ``tensors``."""
         for name, tensor in tensors.items():
             own = verl_weights.local(tensor).detach()
-            if own.numel() and _is_first_with(tensor):
+            if (own.numel() or not tensor.numel()) and _is_first_with(tensor):
                 self._places[name] = _place(tensor)
                 self._tensors[name] = own.to("cpu", copy=True).contiguous()
 
@@ -211,6 +217,11 @@ class ShardFiles:
                 for name, place in json.loads(file.metadata()[PLACES]).items():
                     self.shapes[name] = place[0]
                     self._pieces.setdefault(name, []).append((file, Place(*place)))
+        for name, shape in self.shapes.items():
+            places = {str(place): place for _, place in self._pieces[name]}.values()
+            if (there := sum(math.prod(each.shape) for each in places)) != math.prod(shape):
+                missing = f"it has {there} of the {math.prod(shape)} numbers of {name!r}."
+                raise ConfigError(_not_loaded(folder, missing))
 
     def dtype(self, name: str) -> torch.dtype:
         file, place = self._pieces[name][0]
@@ -263,7 +274,7 @@ def _damage_explained(path: str) -> Iterator[None]:
         raise ConfigError(_not_loaded(path, error)) from error
 
 
-def _not_loaded(path: str, error: Exception) -> str:
+def _not_loaded(path: str, error: Exception | str) -> str:
     return (
         f"{path} is not the state of a learner, and was not loaded: {error} Start with a checkpoint that "
         "nobody has changed, or with a new run.directory."
@@ -288,14 +299,21 @@ class TorchFiles:
                 read_state(os.path.join(folder, f"{part}_world_size_{num_ranks}_rank_{rank}.pt"))
                 for part in ("model", "optim")
             )
-            self._of_ranks.append(_named(MODEL, _distinct(model)) | optimizer_state(optimizer))
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._of_ranks[0].items()}
+            self._of_ranks.append(_named(MODEL, model) | optimizer_state(optimizer))
+        first = _first_names({name: _memory(name, each) for name, each in self._of_ranks[0].items()})
+        self.shapes = {name: tuple(self._of_ranks[0][name].shape) for name in first}
 
     def dtype(self, name: str) -> torch.dtype:
         return self._of_ranks[0][name].dtype
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         verl_weights.take_share(tensor, put_together([state[name] for state in self._of_ranks]))
+
+
+def _memory(name: str, tensor: torch.Tensor) -> Hashable:
+    """Identity of a tensor in a file: its names have it in common."""
+    own = verl_weights.local(tensor)
+    return (own.data_ptr(), tensor.shape) if own.numel() else name
 
 
 Saved = ShardFiles | TorchFiles

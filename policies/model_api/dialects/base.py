@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterator
+from itertools import takewhile
+from operator import eq
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo, model_validator
@@ -16,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import invalid_body
 from policies.model_api.growing_text import GrowingThought
-from policies.model_api.messages import Body, Json
+from policies.model_api.messages import Body, ChatMessage, Json
 from policies.model_api.protocol import ChatRequest
 
 Event = tuple[str | None, Json]
@@ -31,13 +33,21 @@ IMAGES = ("image", "image_url", "input_image", "input_file", "input_audio", "doc
 
 
 class Dialect(ABC):
-    """One request in one dialect, which is read when the object is made. Raises ``RequestError`` then."""
+    """One request in one dialect, which is read when the object is made. Raises ``RequestError`` then.
+
+    Args:
+        body: of the request.
+        chats: reads the requests of a whole conversation; without it, this one stands alone.
+    """
 
     terminator: ClassVar[str | None] = DONE
     """Data after the last event of a stream; ``None`` where nothing comes."""
     dropped: tuple[str, ...]
     """Fields of the request that were dropped, since they cannot change its answer."""
     _draft: Draft
+
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        self._chats = chats or ChatReader()
 
     @abstractmethod
     def chat_request(self) -> ChatRequest:
@@ -82,12 +92,30 @@ def read(model: type[M], body: Json) -> tuple[M, tuple[str, ...]]:
         raise invalid_body(error.errors()) from error
 
 
-def chat_request(fields: Json) -> ChatRequest:
-    """The chat request with these fields, but for those that are ``None``. Raises ``InvalidRequestError``."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    if given.get("stream"):
-        given["stream_options"] = {"include_usage": True}
-    return read(ChatRequest, given)[0]
+class ChatReader:
+    """Reads chat requests: messages with which the one before began too are not read again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[list[Any], list[ChatMessage]] = [], []
+        """Messages of the request before, as they came and as they were read: one value for all threads."""
+
+    def read(self, body: Any) -> ChatRequest:
+        """The request with this body. Raises ``InvalidRequestError``."""
+        match body:
+            case {"messages": [*given]}:
+                before, known = self._last
+                num_same = sum(takewhile(bool, map(eq, given, before)))  # all that counts in them is text
+                request, _ = read(ChatRequest, {**body, "messages": known[:num_same] + given[num_same:]})
+                self._last = before[:num_same] + given[num_same:], request.messages
+                return request
+        return read(ChatRequest, body)[0]
+
+    def read_fields(self, fields: Json) -> ChatRequest:
+        """The request with these fields, but for those that are ``None``. Raises ``InvalidRequestError``."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        if given.get("stream"):
+            given["stream_options"] = {"include_usage": True}
+        return self.read(given)
 
 
 def kind_of(part: Any) -> str | None:
@@ -119,8 +147,9 @@ def readable(part: Any) -> Any:
 class Chat(Dialect):
     """OpenAI's chat completions: what the engine's requests and answers look like anyway."""
 
-    def __init__(self, body: Json) -> None:
-        self._request, _ = read(ChatRequest, body)
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        super().__init__(body, chats)
+        self._request = self._chats.read(body)
         ignored = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
         self.dropped = tuple(name for name in ignored if getattr(self._request, name) is not None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Dialect, Draft, Json, chat_request, read
+from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, ChatReader, Dialect, Draft, Json, read
 from policies.model_api.dialects.errors import anthropic_error
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.protocol import ChatRequest
@@ -30,14 +30,15 @@ class Messages(Dialect):
 
     terminator = None
 
-    def __init__(self, body: Json) -> None:
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        super().__init__(body, chats)
         self.body, self.dropped = read(MessagesRequest, body)
         self._draft = MessageDraft(self.body.model)
 
     def chat_request(self) -> ChatRequest:
         body = self.body
         parts = [part.for_chat() for part in (body.tool_choice, body.thinking, body.output_config) if part]
-        return chat_request(
+        return self._chats.read_fields(
             {
                 "messages": body.chat_messages(),
                 "tools": [tool.for_chat() for tool in body.tools or ()] or None,

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from policies.model_api.dialects.base import Dialect, Json, chat_request, read
+from policies.model_api.dialects.base import ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.dialects.responses_draft import ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
@@ -44,16 +44,14 @@ def responses_error(error: Exception) -> tuple[int, Json]:
 class Responses(Dialect):
     """A request of this API. One with ``previous_response_id`` needs ``follow`` before it is answered.
 
-    Args:
-        body: of the request.
-
     Raises:
         InvalidRequestError: the body cannot be read.
     """
 
     _draft: _Draft
 
-    def __init__(self, body: Json) -> None:
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        super().__init__(body, chats)
         self.body, dropped = read(PolicyResponses, body)
         self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
         self._earlier: Sequence[Json] | None = None if self.body.previous_response_id else ()
@@ -88,7 +86,7 @@ class Responses(Dialect):
         items = read(Conversation, {"items": [*self._earlier, *body.items()]})[0].items
         orders = [{"role": "system", "content": body.instructions}] if body.instructions else []
         choice, form = body.tool_choice, body.text and body.text.format
-        return chat_request(
+        return self._chats.read_fields(
             {
                 "messages": orders + messages_of(items),
                 "tools": [tool.for_chat() for tool in body.tools or ()] or None,

@@ -156,7 +156,7 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
         partial(ServeSampler, "nodes", folder),
         RolloutLimits(),
         FleetConfig(num_actors=num_actors),
-        PolicyApp("nodes", ServedModel(path=folder), server, WeightStore.remote()),
+        [PolicyApp("nodes", ServedModel(path=folder), server, WeightStore.remote())],
     )
     service.start(num_actors)
     fleet = service._fleet

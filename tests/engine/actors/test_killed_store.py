@@ -63,7 +63,7 @@ def make_service(ray_cluster: None) -> Iterator[Any]:
                 partial(ScriptedSampler, ["again"] * 10_000),
                 RolloutLimits(max_steps=10_000),
                 FleetConfig(num_actors=1),
-                NeverUp(f"never-up-{len(services)}", "", ServerConfig(), store),
+                [NeverUp(f"never-up-{len(services)}", "", ServerConfig(), store)],
             )
         )
         return services[-1]

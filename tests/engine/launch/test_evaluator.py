@@ -49,7 +49,7 @@ def stores(ray_cluster: None) -> tuple[Any, Any]:
 def test_evaluation_between_updates_is_finished_once_begun() -> None:
     service = FakeService()
     service.free.set()
-    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, None, None)
+    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, {}, None)
     evaluator.begin(step=4, version=5)
     evaluation = evaluator.collect(wait=False)
     assert evaluation is not None and evaluation.step == 4
@@ -61,7 +61,7 @@ def test_evaluation_between_updates_is_finished_once_begun() -> None:
 def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
     service = FakeService()
-    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, newest, pinned)
+    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, {"": newest}, {"": pinned})
     ray.get(newest.publish.remote(5, [ray.put("weights of version 5")]))
     evaluator.begin(step=4, version=5)
     ray.get(newest.publish.remote(6, [ray.put("weights of version 6")]))
@@ -77,7 +77,7 @@ def test_version_is_evaluated_again_where_nothing_was_learned(stores: tuple[Any,
     newest, pinned = stores
     service = FakeService()
     service.free.set()
-    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, newest, pinned)
+    evaluator = Evaluator(TrainConfig(), {"": TASKS}, service, {"": newest}, {"": pinned})
     ray.get(newest.publish.remote(5, [ray.put("weights of version 5")]))
     for step in (4, 5):
         evaluator.begin(step, version=5)
@@ -87,7 +87,8 @@ def test_version_is_evaluated_again_where_nothing_was_learned(stores: tuple[Any,
 
 
 def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> None:
-    evaluator = Evaluator(TrainConfig(), {"": TASKS}, FakeService(RuntimeError("no engine")), *stores)
+    own = [{"": each} for each in stores]
+    evaluator = Evaluator(TrainConfig(), {"": TASKS}, FakeService(RuntimeError("no engine")), *own)
     evaluator.begin(step=0, version=0)
     with pytest.raises(RuntimeError, match="no engine"):
         evaluator.collect(wait=True)

@@ -44,8 +44,8 @@ def test_stages_train_in_turn_and_resume_between_two(ray_cluster: None, tmp_path
         "stage_settings.rehearse.num_steps=2",
         "expert_iteration.num_steps=2",
         "run.num_steps=1",
-        "run.checkpoint_every=1",
-        "run.checkpoints_kept=9",
+        "run.checkpoints.every=1",
+        "run.checkpoints.kept=9",
         *EXPERT,
     ]
     before = weight_stores()
@@ -84,7 +84,7 @@ def test_preferences_are_learned_and_go_on_from_a_checkpoint(
         "preferences.pairs_per_step=8",  # so six steps take all pairs that are learned once
         "preferences.held_out_pairs=16",
         "preferences.optimizer={lr: 1e-3}",
-        "run.checkpoint_every=6",
+        "run.checkpoints.every=6",
     ]
     begin_save = CheckpointFolder.begin_save
 

@@ -28,7 +28,7 @@ def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Pa
         "recipe=calculator",
         f"run.directory={tmp_path}",
         "run.num_steps=40",  # they take as long as a few faults
-        "run.checkpoint_every=5",
+        "run.checkpoints.every=5",
         f"model.path={tiny_model}",
         "warm_start.num_steps=0",
         "evaluation.num_tasks=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,29 +83,32 @@ def weights(directory: Path, step: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of 4 updates with its checkpoints of steps 2 and 4, to compare others with."""
+    """The folder of a run of 4 updates with its checkpoints of steps 2 and 4, to compare others with. They
+    are copied to its folder ``far``.
+    """
     folder = tmp_path_factory.mktemp("undisturbed")
-    small_run(folder, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
+    saved = f"run.checkpoints={{every: 2, kept: 9, to: {folder / 'far'}}}"
+    small_run(folder, "run.num_steps=4", saved)
     return folder
 
 
 def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
     import torch
 
-    # The folder of a run that was killed some time after its checkpoint of step 2.
-    stopped = tmp_path / "stopped"
-    subprocess.run(["cp", "-r", str(undisturbed), str(stopped)], check=True)
-    subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
-    subprocess.run(["ln", "-sfn", "step_000002", str(stopped / "checkpoints" / "latest")], check=True)
+    # On another machine, as if it had been killed some time after its checkpoint of step 2.
+    stopped, far = tmp_path / "stopped", tmp_path / "far"
+    shutil.copytree(undisturbed / "far", far, ignore=shutil.ignore_patterns("step_000004-*"))
     resumed_as = ("run.resume=true", "fleet.pairs_per_actor=4")  # where pairs play changes no number
-    small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", *resumed_as)
+    small_run(stopped, "run.num_steps=4", f"run.checkpoints={{every: 2, to: {far}}}", *resumed_as)
+    assert [each.name[:11] for each in sorted(far.iterdir())] == ["step_000002", "step_000004"]
 
     assert comparable(read_metrics(stopped)) == comparable(read_metrics(undisturbed))
     expected, resumed, before = weights(undisturbed, 4), weights(stopped, 4), weights(undisturbed, 2)
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
-    for step in kept_steps(undisturbed, TRAIN):
+    assert kept_steps(stopped, TRAIN) == [3, 4]
+    for step in (3, 4):
         one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
         assert len(one) == 12 and one == other
 
@@ -134,7 +138,7 @@ def test_run_with_killed_parts_ends_with_undisturbed_weights(
     small_run(
         tmp_path,
         "run.num_steps=4",
-        "run.checkpoint_every=2",
+        "run.checkpoints.every=2",
         "server.weights.transport=files",
         "server.weights.bucket_bytes=100000",
     )
@@ -245,7 +249,7 @@ def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
     small_run(
         tmp_path,
         "run.num_steps=6",
-        "run.checkpoint_every=2",
+        "run.checkpoints.every=2",
         "run.max_recoveries=1",
         "rollout.max_staleness=2",
         "fleet.num_actors=2",

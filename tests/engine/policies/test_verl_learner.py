@@ -420,6 +420,8 @@ def test_size_of_the_importance_weights_is_told(
         "learn/weight_truncated_fraction": [(each > most).float().mean() for each in weights],
         "learn/weight_effective_fraction": [each.sum() ** 2 / (each**2).sum() / len(each) for each in used],
     }
+    lost = (weights[0] / used[0]).log().mean()
+    assert metrics["learn/corrected_logprob_diff_mean"] == pytest.approx(float(lost), rel=1e-3, abs=1e-6)
     for name, steps in expected.items():
         assert metrics[name] == pytest.approx(float(torch.stack(steps).mean()), rel=1e-3), name
     assert metrics["learn/weight_max"] == pytest.approx(float(torch.cat(weights).max()), rel=1e-3)
@@ -481,6 +483,18 @@ def test_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank) -> 
     rank = make_rank(LearnerConfig(verl={"model": {"override_config": {"rms_norm_eps": 1e-3}}}))
     config = rank.engine.module.config
     assert (config.rms_norm_eps, config._attn_implementation) == (1e-3, "sdpa")
+
+
+def test_bfloat16_learner_keeps_weights_and_moments_in_float32(make_rank: MakeRank) -> None:
+    batch, ranks = batches()[0], [make_rank(LearnerConfig(dtype=each)) for each in ("float32", "bfloat16")]
+    exact, rounded = (torch.cat([torch.tensor(row) for row in rank.logprobs(batch)]) for rank in ranks)
+    assert 1e-5 < (exact - rounded).abs().max() < 0.5, "it computes in bfloat16"
+    before = weights(ranks[1])
+    step(ranks[1])
+    moments = ranks[1].engine.optimizer.state.values()
+    kept = [*ranks[1].engine.module.parameters(), *(each["exp_avg"] for each in moments)]
+    assert {each.dtype for each in kept} == {torch.float32}
+    assert not torch.equal(weights(ranks[1])["model.norm.weight"], before["model.norm.weight"])
 
 
 # -- the reference policy ------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def drawn_calls(conversation: dict[str, Any]) -> list[dict[str, Any]]:
 def drawn_prompt(conversation: dict[str, Any], call: dict[str, Any]) -> str:
     """The text of a call's prompt, made by the template itself of the conversation that was drawn."""
     said = [each["says"] for each in drawn_calls(conversation)]
-    given = [ChatMessage.model_validate(each).for_template() for each in messages_of(call)]
+    given = [ChatMessage.model_validate(each).for_template for each in messages_of(call)]
     shown = []
     for word, message in zip(str(call["sees"]).split(), given, strict=True):
         assert word.isdecimal() or word == message["role"]

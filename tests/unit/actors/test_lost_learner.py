@@ -13,7 +13,8 @@ from actors.learning import ranks as rank_actors
 from actors.learning.learner_calls import PolicyCalls
 from actors.learning.ranks import RankWorker
 from actors.weights.store import PublishedWeights
-from environments.errors import LearnerLostError
+from environments.disk import FileDigest
+from environments.errors import LearnerError, LearnerLostError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 
 RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
@@ -67,7 +68,7 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
         raise torch.OutOfMemoryError("2 GiB wanted")
 
     class Learner(PublishingLearner):
-        rank = 0
+        rank, world_size = 0, 1
 
         def __init__(self) -> None:
             self._transport, self._dtype, self.num_gathered = ObjectStoreTransport(), torch.bfloat16, 0
@@ -77,7 +78,9 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
                 self.num_gathered += 1
                 yield (
                     name,
-                    SimpleNamespace(is_floating_point=lambda: True, itemsize=4, dim=lambda: 2, to=full),
+                    SimpleNamespace(
+                        is_floating_point=lambda: True, itemsize=4, nbytes=4, dim=lambda: 2, to=full
+                    ),
                 )
 
     learner = Learner()
@@ -97,6 +100,21 @@ def test_stream_of_a_list_takes_what_ray_sends() -> None:
     stream: Any = rank.stream("pieces")
     assert (next(stream), stream.send(0.5)) == ("first", "second")
     rank.end_stream()
+
+
+def test_save_given_up_takes_no_copy_of_the_next() -> None:
+    """Another rank has failed in the first save, whose write still waits for its turn on this rank."""
+
+    def copy_of(folder: str) -> Callable[[], dict[str, FileDigest]]:
+        return lambda: {folder: FileDigest(num_bytes=1, sha256="")}
+
+    rank = RankOfAList(None)
+    rank._model = SimpleNamespace(begin_save=copy_of)  # type: ignore[assignment]
+    for folder in ("first", "second"):
+        rank.begin_save(folder)
+    with pytest.raises(LearnerError, match="first is written no more: another save has begun"):
+        rank.write("first")
+    assert rank.write("second").keys() == {"second"}
 
 
 class Ranks:

@@ -195,6 +195,7 @@ FOR_TRAINING = [
     ("workload=has_a_list_of_tasks", "list.*Dataset"),
     ("workload=has_no_demonstrations", r"model\.path"),
     ("workload=has_no_demonstrations model.path=model warm_start.num_steps=3", "demonstrations"),
+    (f"{MINE} model.path=quantized", r"model\.path='quantized' has quantized weights.*\(QLoRA\)"),
     (f"{MINE} model.path=model run.directory=a_file", r"run\.directory=.*a_file"),
     (f"{MINE} model.path=model run.directory=a_file/run", r"run\.directory=.*a_file/run"),
     (f"{MINE} model.path=model run.directory=/proc/run", r"run\.directory=/proc/run"),

@@ -441,6 +441,13 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str
         CheckpointFolder.progress(checkpoint)
 
 
+def test_shard_without_a_digest_is_refused(tmp_path: Path) -> None:
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    (checkpoint / "state_00000_of_00001.safetensors").write_text("weights")
+    with pytest.raises(ConfigError, match=r"state_00000_of_00001\.safetensors has no digest in state\.json"):
+        CheckpointFolder.progress(checkpoint)
+
+
 def test_damaged_trajectories_are_not_read(tmp_path: Path) -> None:
     ready = StreamState(ready=(Trajectory(rollout_id="00000000/0000"),))
     checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())

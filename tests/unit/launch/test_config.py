@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
 from launch.settings.compose import as_train_config, compose, field_names, recipe_names
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import ROUNDED_MISMATCH, TrainConfig, algorithm_of
 from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.training.start import with_turns
 from launch.validation.resources import bundles_of, num_gpus
 from launch.validation.serving import check_colocation
 from launch.validation.settings import check_training_settings
+from policies.learning.settings import LearnerConfig
 
 
 def test_defaults_and_all_recipes_pass_the_check() -> None:
@@ -200,6 +201,23 @@ def test_rollout_actors_fit_rollouts_cores_and_bounds(overrides: list[str], expe
     assert compose(overrides).fleet.num_actors == expected
 
 
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        ([], 1e-3),
+        (["server.engine.options.dtype=float"], 1e-3),
+        (["learner.dtype=bfloat16"], ROUNDED_MISMATCH),
+        (["server.engine.options.dtype=auto"], ROUNDED_MISMATCH),
+        (["server.engine.options.dtype=bfloat16", "learner.mismatch_alarm=0.2"], 0.2),
+    ],
+)
+def test_mismatch_alarm_is_that_of_the_dtypes(overrides: list[str], expected: float) -> None:
+    config = compose(overrides)
+    assert config.learner.mismatch_alarm == expected
+    is_corrected = algorithm_of(config).correction_level == "token"
+    assert is_corrected == (expected > LearnerConfig().mismatch_alarm)
+
+
 def test_tree_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'rollout\.group_sise'.*'rollout\.group_size'"):
         as_train_config(OmegaConf.create({"rollout": {"group_sise": 4}}))
@@ -263,7 +281,7 @@ def test_unknown_setting_is_answered_with_what_there_is_for_it(name: str, words:
 
 
 def test_other_programs_names_stand_for_settings_that_there_are() -> None:
-    assert set(SYNONYMS) <= set(field_names())
+    assert set(SYNONYMS) <= {*field_names(), "run.checkpoints.every"}
     others = [name for names in (*SYNONYMS.values(), *ABSENT.values()) for name in names.split()]
     assert len(others) == len(set(others))
 
@@ -273,7 +291,7 @@ def test_readme_and_errors_agree_on_the_references_settings() -> None:
     table = text.split("## Settings of rLLM v0.1")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))
     assert rows == REFERENCE_SETTINGS
-    assert set(rows.values()) <= set(field_names())
+    assert set(rows.values()) <= {*field_names(), "run.checkpoints.every"}
 
 
 ON_GPU = ["learner.device=cuda", "server.engine.num_gpus=1"]

@@ -41,6 +41,18 @@ def test_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tiny_
     assert model_folder(folder) == folder
 
 
+def test_policy_of_several_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    for name in ("solver", "proposer"):
+        shutil.copytree(checkpoint / "huggingface", checkpoint / name / "huggingface")
+    shutil.rmtree(checkpoint / "huggingface")
+    for path in (tmp_path / "run", checkpoint):
+        with pytest.raises(ConfigError, match=r"holds the policies proposer, solver: name one.*/proposer"):
+            model_folder(str(path))
+    solver = model_folder(str(checkpoint / "solver"))
+    assert (solver, served_model(solver, {}).version) == (str(checkpoint / "solver" / "huggingface"), 31)
+
+
 def test_workers_with_another_directory_find_a_relative_path(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +265,7 @@ def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_
         ("policy@31", str(newer / "huggingface"), 31),
     ]
     there = r"21 \(step_000020\), 31 \(step_000030\), best \(step_000020\)"
-    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints_kept"):
+    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints\.kept"):
         serve.served_versions(["best", "7"], str(newer / "huggingface"))
     with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
         serve.served_versions(["best"], str(tiny_model))

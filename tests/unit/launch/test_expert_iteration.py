@@ -83,5 +83,6 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
     assert reported["stream/tokens_not_imitated"] == 20
     assert reported["stream/tokens_timeout"] == 10
     assert reported["stream/wasted_fraction"] == 0.75
+    state.finish_log()
     outcomes = [each.outcome for each in read_kept(tmp_path, TRAIN, 1)]
     assert outcomes == ["trained", "not_imitated", "not_imitated", "not_imitated"]

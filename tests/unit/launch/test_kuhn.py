@@ -100,7 +100,7 @@ def test_average_counts_a_state_as_often_as_it_was_played_to() -> None:
 def test_self_play_makes_a_policy_harder_to_exploit() -> None:
     policy, algorithm = Table(seed=0), resolve(AlgorithmConfig(name="rloo"), 64)
     for update in range(8):
-        groups = play(policy, update, group_size=16)
+        groups = play([policy], update, group_size=16)
         assert len(groups) == len(DEALS)
         learn(policy, groups, algorithm, lr=4.0, entropy_coef=0.0)
     assert exploitability(policy.strategy) < 0.6 * 11 / 24

@@ -30,6 +30,8 @@ NUM_STEPS = 4
 class FakeLearner:
     """Learns nothing; ``rebuild`` finds the newest published version."""
 
+    policies = ("",)
+
     def __init__(self) -> None:
         self.version, self.num_rebuilt, self.num_phases = 0, 0, 0
 
@@ -81,7 +83,7 @@ def trained(
 ) -> tuple[TakesGroups, FakeLearner]:
     """A run of ``NUM_STEPS`` updates of two groups, with checkpoints after every other one."""
     config = compose(
-        [f"run.directory={folder}", "rollout.groups_per_step=2", "run.checkpoint_every=2", *settings]
+        [f"run.directory={folder}", "rollout.groups_per_step=2", "run.checkpoints.every=2", *settings]
     )
     state, learner, interrupts = RunState(config, folder), FakeLearner(), Interrupts()
     tracker: Any = SimpleNamespace(
@@ -149,7 +151,7 @@ def test_engines_that_take_turns_start_before_a_warm_start(colocated: bool) -> N
 
 
 def test_run_ends_with_checkpoint_at_its_goal(tmp_path: Path) -> None:
-    goal = ("run.stop_metric=rollout/reward_mean", "run.stop_at=0.75", "run.checkpoint_every=50")
+    goal = ("run.stop_metric=rollout/reward_mean", "run.stop_at=0.75", "run.checkpoints.every=50")
     stage, learner = trained(tmp_path, -1, *goal, last_step=3)
     assert (len(stage.taken), learner.version) == (3, 3)
 

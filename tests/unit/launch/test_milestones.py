@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trained_run import save_whole
 
 from environments.disk import FileDigest
 from environments.errors import LearnerLostError, TroupeError
@@ -27,12 +28,12 @@ from launch.training.run_state import RunState
 
 
 def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> RunState:
-    run = RunConfig(directory=str(directory), resume=resume, checkpoints_kept=checkpoints_kept)
+    run = RunConfig(directory=str(directory), resume=resume, checkpoints={"kept": checkpoints_kept})
     return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
 
 
 def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:
-    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=checkpoint_every))
+    config: Any = SimpleNamespace(run=RunConfig(checkpoints={"every": checkpoint_every}))
     nothing: Any = None
     tracker: Any = SimpleNamespace(goal=Goal())
     return Milestones(config, num_updates, state, None, nothing, nothing, tracker, nothing)
@@ -58,21 +59,21 @@ def test_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> Non
 def test_interrupted_warm_start_is_saved_again_when_done(tmp_path: Path) -> None:
     interrupted = state_of(tmp_path)
     interrupted.progress = Progress(stage_steps={"warm_start": 10})
-    interrupted.save(StreamState(), lambda folder: None)
+    save_whole(interrupted, StreamState(), lambda folder: None)
 
     state = state_of(tmp_path, resume=True)
     milestones = saving(state)
     assert not milestones.checkpoint_due(), "nothing is new"
     state.progress.stage_steps["warm_start"] = 30
     assert milestones.checkpoint_due()
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     assert not milestones.checkpoint_due()
     assert state.saved_step == 0
 
 
 def test_stage_without_rollouts_is_saved_as_often_as_chosen(tmp_path: Path) -> None:
     state = state_of(tmp_path)
-    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=6))
+    config: Any = SimpleNamespace(run=RunConfig(checkpoints={"every": 6}))
     parts: Any = SimpleNamespace(
         begin_save=lambda folder: None, have_begun=False, announce=lambda text: None, running_step=None
     )
@@ -110,7 +111,7 @@ class SlowDisk:
 def save_beside(state: RunState, learner: Any) -> tuple[Milestones, list[str]]:
     """The milestones of a run that saves each update, and what it announces."""
     milestones, announced = under_way(state)
-    run = SimpleNamespace(best_metric=None, checkpoint_every=1)
+    run = RunConfig(checkpoints={"every": 1})
     config: Any = SimpleNamespace(run=run, evaluation=SimpleNamespace(every=0))
     return replace(milestones, config=config, learner=learner), announced
 
@@ -211,7 +212,7 @@ def test_run_that_ends_after_failed_write_saves_its_state(
 def test_checkpoint_is_read_while_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state_of(tmp_path).save(StreamState(in_flight=("a/0",)), lambda folder: None)
+    save_whole(state_of(tmp_path), StreamState(in_flight=("a/0",)), lambda folder: None)
     state, is_gone, rename = state_of(tmp_path, resume=True), threading.Event(), Path.rename
 
     def rename_slowly(path: Path, target: Path) -> Path:
@@ -276,7 +277,7 @@ def test_evaluation_of_failed_rollouts_only_has_no_result(tmp_path: Path) -> Non
     state = state_of(tmp_path)
     milestones, said = under_way(state)
     state.progress = Progress(step=4)
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     crashed = Trajectory(rollout_id="eval-4/0000", termination_reason=TerminationReason.CRASHED)
     group = TrajectoryGroup(group_id="eval-4", task={}, trajectories=(crashed,))
     milestones.record_evaluation(Evaluation(4, [group], seconds=1.0))
@@ -289,7 +290,7 @@ def test_interrupted_run_keeps_best_policy_under_evaluation(
 ) -> None:
     state = state_of(tmp_path, checkpoints_kept=1)
     state.progress = Progress(step=4)
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     state.progress = Progress(step=5)
     milestones, _ = under_way(state, evaluator=FakeEvaluator(step=4))
     milestones.save_interrupted()
@@ -319,13 +320,13 @@ def test_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric:
     """The run was begun by a version for which success was a reward above 0; its best policy had 1.0."""
     begun = state_of(tmp_path)
     begun.progress = Progress(step=1, judged_by={"eval": "reward above 0"})
-    begun.save(StreamState(), lambda folder: None)
+    save_whole(begun, StreamState(), lambda folder: None)
     (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric} 1.0\n")
 
     state = state_of(tmp_path, resume=True)
     milestones, said = under_way(state, metric)
     state.progress.step = 2
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     milestones.record_evaluation(evaluated(2, True, False, reward=0.5))
     best = state.checkpoints.best()
     assert best is not None
@@ -334,7 +335,7 @@ def test_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric:
     assert change in said[0]
     assert ("anew" in said[0]) == (metric == "eval/pass_at_1")
     state.progress.step = 3
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     said.clear()
     milestones.record_evaluation(evaluated(3, False, False))
     assert said == [], "it is said once, and by the same judge values are compared"
@@ -348,7 +349,7 @@ def test_evaluation_without_judge_is_compared_with_all(tmp_path: Path) -> None:
         [evaluated(1, None, reward=0.0), evaluated(2, True), evaluated(3, None, reward=0.0)], 1
     ):
         state.progress.step = step
-        state.save(StreamState(), lambda folder: None)
+        save_whole(state, StreamState(), lambda folder: None)
         milestones.record_evaluation(evaluation)
     best = state.checkpoints.best()
     assert best is not None

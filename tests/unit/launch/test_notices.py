@@ -25,6 +25,10 @@ from launch.validation.notices import STOP_VARIABLE, notices
             "the loss ratio_to_a_power takes no importance weights",
         ),
         (["rollout.max_staleness=2", "algorithm.correction.level=bypass"], None),
+        (["learner.dtype=bfloat16"], r"=bfloat16 with server.engine.options.dtype=float32: .* at most 2"),
+        (["server.engine.options.dtype=half", "algorithm.correction.level=none"], "=none corrects nothing"),
+        (["learner.dtype=bfloat16", "algorithm.correction.level=bypass"], None),
+        (["learner.dtype=bfloat16", "stages=[warm_start]"], None),
     ],
 )
 def test_run_on_older_tokens_says_whether_it_corrects_them(settings: list[str], sentence: str | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from scripted_judge import judged, serving, verdict
+from trained_run import save_whole
 
 from environments.data.trajectory_json import plain_json
 from environments.disk import FileDigest
@@ -129,7 +130,7 @@ def folder(tmp_path: Path) -> Path:
 def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     """The folder of a run whose groups have these rewards."""
     folder.mkdir()
-    config = compose([*SETTINGS, f"run.directory={folder}", "run.checkpoints_kept=9"])
+    config = compose([*SETTINGS, f"run.directory={folder}", "run.checkpoints.kept=9"])
     (folder / "settings.yaml").write_text(yaml.safe_dump(plain_json(config)), encoding="utf-8")
     state, learner, algorithm = RunState(config, folder), cast(Any, OneWeight()), algorithm_of(config)
     metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
@@ -154,7 +155,7 @@ def trained(folder: Path, rewards: Mapping[int, Sequence[float]]) -> Path:
     for step in range(NUM_UPDATES):
         Reinforce(config).step(run, state, Clock(Activity()))
         if step != 1:
-            state.save(StreamState(), learner.begin_save)
+            save_whole(state, StreamState(), learner.begin_save)
     metrics.close()
     return folder
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trained_run import save_whole
 
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
@@ -17,6 +19,7 @@ from launch.health.restart_budget import RestartBudget
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
+from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training import trainer
@@ -34,7 +37,7 @@ def saved(directory: Path, progress: Progress) -> None:
     """A run's folder with one checkpoint."""
     state = RunState(config_of(directory, "run.resume=true"), directory)
     state.progress = progress
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
 
 
 # -- what a run must not write over --------------------------------------------------------------------
@@ -151,11 +154,34 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
     monkeypatch.setattr(sys, "stdout", Closed())
     config = config_of(tmp_path, "run.resume=true")
     with RunLock(tmp_path) as lock, pytest.raises(type(error)):
-        trainer._train(config, SimpleNamespace(held_out={}), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
+        trainer._train(config, SimpleNamespace(held_out={}, policies=()), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
     state = RunState(config, tmp_path)
     assert state.saved_step == step
     if step and isinstance(error, Exception):  # the rollouts that have failed are played again
         assert state.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
+
+
+def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> None:
+    state, events = RunState(config_of(tmp_path), tmp_path), list[str]()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def record(log: TrajectoryLog) -> None:
+        has_begun.set()
+        assert may_end.wait(20)
+        events.append("logged")
+
+    state.log_beside(record)
+    assert has_begun.wait(20) and not events, "the run goes on meanwhile"
+    threading.Timer(0.1, may_end.set).start()
+    save_whole(state, StreamState(), lambda folder: events.append("saved"))
+    assert events == ["logged", "saved"]
+    state.log_beside(lambda log: fail("no space left"))
+    with pytest.raises(RuntimeError, match="no space left"):
+        save_whole(state, StreamState(), lambda folder: None)
+
+
+def fail(reason: str) -> None:
+    raise RuntimeError(reason)
 
 
 def test_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:

@@ -8,15 +8,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from machine import wait_until
 from own_tracker import OwnTracker
 from shown_programs import LENGTHS
+from trained_run import save_whole
 
 from actors.ray_tools.background import end_background_work
-from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
 from launch.health.restart_budget import RestartBudget
@@ -31,7 +32,6 @@ from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training import trainer
 from launch.training.run_state import RunState
-from launch.workload import Workload
 
 METRICS = {"time/step": 1.0, "rollout/reward_mean": 0.5}
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 1.0, "time/evaluate": 1.0}
@@ -290,7 +290,7 @@ def test_metric_that_the_run_lacks_is_an_alarm(tmp_path: Path) -> None:
 def test_resumed_run_that_has_reached_its_goal_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = Workload(train_dataset=Dataset([]))
+    workload: Any = SimpleNamespace(policies=(), held_out={})
 
     def resumed(stop_at: float) -> None:
         config = compose(
@@ -308,7 +308,7 @@ def test_resumed_run_that_has_reached_its_goal_starts_nothing(
     monkeypatch.setattr("launch.training.start.start", start)
     state = RunState(compose([f"run.directory={tmp_path}"]), tmp_path)
     state.progress = Progress(step=1)
-    state.save(StreamState(), lambda folder: None)
+    save_whole(state, StreamState(), lambda folder: None)
     tracker = tracker_of(tmp_path)
     tracker.step(1, METRICS)
     tracker.evaluation(1, EVALUATION)

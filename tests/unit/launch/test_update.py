@@ -231,6 +231,8 @@ class FakeLearner:
 
 
 class FakeProbe:
+    policy = ""
+
     def __init__(self, *samples: TrainingSample, error: RayError | None = None) -> None:
         self._samples, self._error = samples, error
 

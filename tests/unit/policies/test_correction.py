@@ -139,6 +139,13 @@ def test_tokens_of_older_policies_are_corrected_by_default() -> None:
     assert resolved(2, mask_outside=[None, 5.0]) == ("token", None), "what is masked needs no truncation"
 
 
+def test_coarser_rounding_is_corrected_by_default() -> None:
+    rounded = resolve(AlgorithmConfig(), 64, is_exact=False)
+    assert (rounded.correction_level, rounded.truncate_above) == ("token", 2.0)
+    off = AlgorithmConfig(correction=CorrectionConfig(level="none"))
+    assert resolve(off, 64, is_exact=False).correction_level is None
+
+
 def test_weights_have_an_upper_bound_also_where_none_is_set() -> None:
     assert resolved(0, level="sequence") == ("sequence", 2.0)
     assert resolved(0, level="token", mask_outside=[0.5, None]) == ("token", 2.0)

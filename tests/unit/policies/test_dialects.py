@@ -149,8 +149,8 @@ def test_message_that_is_sent_back_is_the_message_it_was() -> None:
     _, said, one, two, last = messages(turns).chat_request().messages
     assert (said.reasoning_content, said.content) == ("add", "I call it.")
     assert [call.id for call in said.tool_calls or ()] == [one.tool_call_id, two.tool_call_id]
-    assert (one.for_template()["content"], two.content) == ("46", "Error: no number")
-    assert (last.role, last.for_template()["content"]) == ("user", "And?")
+    assert (one.for_template["content"], two.content) == ("46", "Error: no number")
+    assert (last.role, last.for_template["content"]) == ("user", "And?")
 
 
 def test_dialects_ask_for_the_same_chat() -> None:

@@ -982,7 +982,7 @@ def test_thoughts_that_are_sent_back_are_those_of_either_name() -> None:
     sent = [
         {"role": "assistant", "content": "46", name: "12+34"} for name in ("reasoning", "reasoning_content")
     ]
-    first, second = (ChatMessage.model_validate(each).for_template() for each in sent)
+    first, second = (ChatMessage.model_validate(each).for_template for each in sent)
     assert first == second == {"role": "assistant", "content": "46", "reasoning_content": "12+34"}
 
 

@@ -81,7 +81,7 @@ def test_what_has_no_effect_or_is_unknown_is_an_error(settings: dict[str, Any], 
 
 
 def test_loss_without_importance_weights_gets_none_by_default() -> None:
-    assert resolve(own(), 64, max_staleness=2).correction_level is None
+    assert resolve(own(), 64, max_staleness=2, is_exact=False).correction_level is None
 
 
 @dataclass

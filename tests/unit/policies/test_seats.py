@@ -12,12 +12,12 @@ from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.base import TaskEnvironment
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
-from environments.errors import AgentError
+from environments.errors import AgentError, LearnerError
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from policies import GameAgent, SeatsAgent
 from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
-from policies.learning.samples import has_signal, training_samples
+from policies.learning.samples import has_signal, samples_by_policy, training_samples
 from policies.learning.settings import AlgorithmConfig
 from policies.sampler import SampleRequest
 
@@ -65,6 +65,7 @@ def sample(request: SampleRequest) -> Completion:
         logprobs=(-1.0,) * (1 + len(said)),
         text=said,
         finish_reason="stop",
+        policy=request.params.policy,
     )
 
 
@@ -190,6 +191,53 @@ def test_seat_whose_agent_fails_ends_the_rollout() -> None:
 
     with pytest.raises(AgentError, match=r"SeatsAgent\.update_from_model: ValueError: no move"):
         play(WON_BY_A, agent=SeatsAgent(agent_class=Failing))
+
+
+def test_turn_names_the_policy_of_its_seat() -> None:
+    agent = SeatsAgent(policies={"a": "one", "b": "two"})
+    assert (agent.policies, SeatsAgent().policies) == (("one", "two"), ("",))
+    played = play(WON_BY_A, agent=agent)
+    assert [step.completion and step.completion.policy for step in played.steps] == ["one", "two"] * 2
+    for each in (played, trajectory_from_json(trajectory_to_json(played))):
+        turns = {name: {*rows[0].turns} - {-1} for name, rows in samples_by_policy(each).items()}
+        assert turns == {"one": {0, 2}, "two": {1, 3}}
+    assert list(samples_by_policy(play(WON_BY_A))) == [""]
+
+
+def test_seat_of_two_policies_is_refused() -> None:
+    class Changing(SeatsAgent):
+        @property
+        def sampling(self) -> dict[str, Any]:
+            return {"policy": ["one", "two"][len(self.trajectory.steps) // 2]}
+
+    with pytest.raises(LearnerError, match="has a seat that several of the policies one, two have played"):
+        samples_by_policy(play(WON_BY_A, agent=Changing()))
+
+
+def test_seat_without_a_policy_is_refused() -> None:
+    with pytest.raises(AgentError, match=r"seat 'b' has no policy in policies=\{'a': 'one'\}"):
+        play(WON_BY_A, agent=SeatsAgent(policies={"a": "one"}))
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "reinforce_plus_plus", "gigpo"])
+def test_credit_of_a_policy_is_that_of_its_seat_alone(name: str) -> None:
+    """As if the other seat's rewards were others."""
+
+    def credited(plans: Sequence[Plan]) -> list[tuple[str, tuple[float, ...]]]:
+        policies = {"a": "one", "b": "two"}
+        members = (play(plan, member, SeatsAgent(policies=policies)) for member, plan in enumerate(plans))
+        played = TrajectoryGroup(group_id="0", task={}, trajectories=tuple(members))
+        own = {each.rollout_id: samples_by_policy(each)["one"] for each in played.trajectories}
+        found, _ = assign_credit([played], own, resolve(AlgorithmConfig(name=name), 64), 0.0)
+        return [(row.sample_id, row.advantages) for rows in found.values() for row in rows]
+
+    plans = [WON_BY_A, WON_BY_B, WON_BY_B]
+    others: list[Plan] = [
+        [*plan[:3], ("b", plan[3][1] | {"b": 7.0 * place})] for place, plan in enumerate(plans)
+    ]
+    rows = credited(plans)
+    assert rows == credited(others)
+    assert len(rows) == 3 and all(any(advantages) for _, advantages in rows)
 
 
 def test_observation_without_a_seat_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,56 @@ def test_field_that_needs_another_setting_says_so() -> None:
         check("model", exclude_modules="lm_head")
     with pytest.raises(ConfigError, match=r"tau_pos=1.5 .* its loss vanilla does not read it, but sapo"):
         check("actor", tau_pos=1.5)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "PagedAdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_optimizer_with_small_moments_is_refused_by_name(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"optimizer.optimizer='{name}' keeps moments of another .*offload_policy"
+    ):
+        check("optimizer", optimizer=name)
+
+
+OFFLOADS = [
+    ("engine", "param_offload"),
+    ("engine", "optimizer_offload"),
+    ("engine", "offload_policy"),
+    ("model", "enable_activation_offload"),
+]
+
+
+@pytest.mark.parametrize(("section", "name"), OFFLOADS)
+def test_offload_without_gpu_is_refused(section: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}=True would have no effect with learner.device=cpu"):
+        check(section, **{name: True})
+    check(section, **{name: False})
+    check_fields(LearnerConfig(device="cuda", verl={section: {name: True}}), GRPO)
+
+
+@pytest.mark.slow
+def test_settings_of_memory_and_precision_reach_verl(verl_on_cpu: None, tiny_model: Path) -> None:
+    from policies.learning.verl.config import worker_config
+
+    def workers(learner: LearnerConfig) -> tuple[Any, Any]:
+        config = worker_config("language_model", str(tiny_model), learner, learner.optimizer, 1)
+        return config.engine_config, config.model_config
+
+    engine, model = workers(LearnerConfig())
+    assert (engine.dtype, engine.mixed_precision["param_dtype"], engine.model_dtype) == (
+        "float32",
+        "fp32",
+        "fp32",
+    )
+    assert not model.enable_gradient_checkpointing, "a CPU has memory rather than time"
+    given: dict[str, dict[str, Any]] = {"engine": {}, "model": {"enable_gradient_checkpointing": True}}
+    for section, name in OFFLOADS:
+        given[section][name] = True
+    engine, model = workers(LearnerConfig(device="cuda", dtype="bfloat16", verl=given))
+    assert (engine.dtype, engine.mixed_precision["param_dtype"]) == ("bfloat16", "bf16")
+    assert (engine.model_dtype, engine.mixed_precision["reduce_dtype"]) == ("fp32", "fp32"), "fp32 masters"
+    assert all(getattr(engine, name) for section, name in OFFLOADS if section == "engine")
+    assert model.enable_gradient_checkpointing and model.enable_activation_offload
+    assert workers(LearnerConfig(device="cuda"))[1].enable_gradient_checkpointing, "unless it is switched off"
 
 
 def test_what_verl_acts_on_is_passed() -> None:

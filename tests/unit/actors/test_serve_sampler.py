@@ -1,0 +1,58 @@
+"""One sampler before the policy servers of several policies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from actors.sampling.backends import check_calls
+from actors.sampling.request_queue import ReplicaReport
+from actors.sampling.serve_sampler import ServeSampler
+from environments.errors import AgentError, ConfigError
+from policies import SeatsAgent
+from policies.openai_sampler import OpenAISampler
+from policies.sampler import EngineStats, SamplerDefaults, SamplingParams, TokenOutput, TokenRequest
+
+
+def request(policy: str) -> TokenRequest:
+    return TokenRequest((1, 2), SamplingParams(policy=policy))
+
+
+def test_request_goes_to_the_server_of_its_policy(tiny_model: Path) -> None:
+    async def play() -> TokenOutput:
+        sampler = ServeSampler({"one": "server-1", "two": "server-2"}, str(tiny_model))
+        answer = asyncio.create_task(sampler.sample_tokens(request("two")))
+        other = asyncio.create_task(sampler.poll("server-1", ReplicaReport("r1", 0, (), EngineStats())))
+        assignment = await sampler.poll("server-2", ReplicaReport("r2", 0, (), EngineStats()))
+        [(ticket, fetched)] = assignment.requests
+        assert fetched == request("two") and not other.done()
+        output = TokenOutput(token_ids=(7,), logprobs=(-1.0,), finish_reason="stop", policy_version=3)
+        next_poll = sampler.poll("server-2", ReplicaReport("r2", 0, [(ticket, output)], EngineStats()))
+        polls = [other, asyncio.create_task(next_poll)]
+        answered = await answer
+        assert set(sampler.status().replicas) == {"r1", "r2"}
+        for each in polls:
+            each.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        return answered
+
+    assert asyncio.run(play()).token_ids == (7,)
+
+
+def test_policy_that_nobody_serves_is_named(tiny_model: Path) -> None:
+    async def play() -> None:
+        await ServeSampler("server", str(tiny_model)).sample_tokens(request("two"))
+
+    with pytest.raises(AgentError, match="the policy 'two', and those that are sampled here are ''"):
+        asyncio.run(play())
+
+
+def test_server_of_one_model_is_refused_to_several_policies() -> None:
+    agent = SeatsAgent(policies={"a": "one", "b": "two"})
+    check_calls(agent, ServeSampler)
+    given = {"app_name": {"one": "server-1", "two": "server-2"}, "model_path": "model"}
+    assert ServeSampler.arguments(given, SamplerDefaults()) == given
+    with pytest.raises(ConfigError, match="policies one, two, and OpenAISampler samples one model"):
+        check_calls(agent, OpenAISampler)

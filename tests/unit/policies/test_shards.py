@@ -1,0 +1,163 @@
+"""Shards of a model's state: what two ranks have written is read as the same model, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from machine import free_port
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from two_ranks import on_two_ranks
+
+from environments.errors import ConfigError
+from policies.learning.verl import weights
+from policies.learning.verl.shards import (
+    MODEL,
+    PLACES,
+    ShardFiles,
+    StateCopy,
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
+
+
+class Tied(nn.Module):
+    """Two names of one parameter of a single row, of which the second rank has nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Untied(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1, bias=False)
+
+
+class Empty(nn.Module):
+    """A parameter without an element, as of a layer of no experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.none = nn.Linear(3, 4), nn.Parameter(torch.zeros(0, 3))
+
+
+class Views(nn.Module):
+    """Two buffers that begin at the same place in memory, and are not the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.arange(6.0)
+        self.register_buffer("table", table)
+        self.register_buffer("head", table[:2])
+
+
+MODULES = (Tied, Untied, Empty, Views)
+
+
+def sharded(module: nn.Module) -> nn.Module:
+    return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def learned(module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def save(module: nn.Module, folder: Path) -> None:
+    """Write this rank's part of the module, and of an optimizer that has made a step."""
+    copy = StateCopy()
+    if list(module.parameters()):
+        copy.add(optimizer_state(learned(module).state_dict()))
+    copy.add(model_state(module))
+    copy.write(str(folder))
+    dist.barrier()
+
+
+def restore(module: nn.Module, folder: Path) -> torch.optim.Optimizer | None:
+    files = ShardFiles(str(folder))
+    restore_model(module, files)
+    if not list(module.parameters()):
+        return None
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
+    restore_optimizer(optimizer, files)
+    return optimizer
+
+
+def is_same(module: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = model_state(module), model_state(other)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(weights.local(tensor), weights.local(theirs[name])) for name, tensor in ours.items()
+    )
+
+
+def be_a_rank(folder: Path) -> None:
+    """Save each module, load it into another one, and go on from it; write down what came of that."""
+    outcomes = {}
+    for make in MODULES:
+        path = folder / make.__name__
+        torch.manual_seed(7)
+        module = sharded(make())
+        save(module, path)
+        torch.manual_seed(8)
+        resumed = sharded(make())
+        try:
+            optimizer = restore(resumed, path)
+            outcomes[make.__name__] = "same" if is_same(module, resumed) else "other numbers"
+            if optimizer is not None:
+                optimizer.step()
+        except ConfigError as error:
+            outcomes[make.__name__] = str(error)
+        for other in set(MODULES) - {make}:
+            try:
+                restore(sharded(other()), path)
+                outcomes[f"{make.__name__} as {other.__name__}"] = "loaded"
+            except ConfigError:
+                outcomes[f"{make.__name__} as {other.__name__}"] = "refused"
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(outcomes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Modules that two ranks have saved, and what came of loading them."""
+    folder = tmp_path_factory.mktemp("shards")
+    on_two_ranks(be_a_rank, free_port(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_is_restored_on_each_rank_and_as_nothing_else(folder: Path, rank: int) -> None:
+    outcomes = json.loads((folder / f"{rank}.json").read_text())
+    same, others = (
+        {name: each for name, each in outcomes.items() if (" as " in name) is is_other}
+        for is_other in (False, True)
+    )
+    assert same == dict.fromkeys(same, "same") and len(same) == len(MODULES)
+    assert others == dict.fromkeys(others, "refused") and len(others) == 12
+
+
+def test_tensor_that_lacks_a_part_is_refused(folder: Path) -> None:
+    """It would be read with what happened to be in memory there."""
+    path = folder / "Empty" / "state_00001_of_00002.safetensors"
+    with safe_open(path, "pt") as file:
+        places = json.loads(file.metadata()[PLACES])
+        tensors = {name: file.get_tensor(name) for name in places}
+    name = f"{MODEL}dense.weight"
+    del places[name], tensors[name]
+    save_file(tensors, path, {PLACES: json.dumps(places)})
+    with pytest.raises(ConfigError, match=rf"Empty .*has 6 of the 12 numbers of '{name}'"):
+        ShardFiles(str(path.parent))
