@@ -95,6 +95,8 @@ class RemoteCheckpoints:
         logs = sorted(run.glob("*.jsonl"))  # before the best, which is named before it is logged
         for path in filter(Path.is_file, (*logs, checkpoint.with_name(BEST))):
             self._put(path, self._path(name, "beside", str(path.relative_to(run))))
+        if _mark((checkpoint / STATE).read_bytes()) != name.rpartition("-")[2]:
+            raise OSError(f"{checkpoint.name} was written anew while it was copied")
         self._files.pipe_file(self._path(name, STATE), text)
 
     def _put(self, path: Path, target: str) -> None:

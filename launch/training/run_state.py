@@ -227,12 +227,13 @@ class RunState:
             wait: until all that is here is there.
 
         Raises:
-            TroupeError: the copy before, or with ``wait`` this one, has failed. The checkpoint is here all
-                the same, and the next copy makes up for it.
+            TroupeError: the copy before has failed or, with ``wait``, this one, which makes up for it. The
+                checkpoint is here all the same.
         """
         if self._copy is not None and (wait or self._copy.done()):
             copy, self._copy = self._copy, None
-            copy.result()
+            if (error := copy.exception()) is not None and not wait:
+                raise error
         if self._remote is None or self._whole is None or self._copy is not None:
             return
         if wait:

@@ -311,6 +311,34 @@ def test_checkpoint_stays_while_it_is_copied(
     assert copies_at(address)[-1] == "step_000004"
 
 
+@pytest.mark.parametrize("num_before", [0, 1], ids=["before its files", "between two files"])
+def test_checkpoint_written_anew_while_it_is_copied_is_never_mixed(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    """As by Ctrl-C soon after a checkpoint, or by each one of a warm start."""
+    state, put = state_at(tmp_path / "run", address), MemoryFileSystem.put_file
+
+    def save_text(text: str) -> None:
+        save_whole(state, StreamState(), lambda folder: Path(folder, "weights").write_text(text) and None)
+
+    def put_and_replace(files: MemoryFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+        nonlocal num_before
+        num_before -= 1
+        if num_before == -1:
+            save_text("new")
+        put(files, path, *arguments, **options)
+
+    save_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", put_and_replace)
+        state.copy()
+        assert state._copy is not None
+        assert "was written anew while it was copied" in str(state._copy.exception(20))
+    assert not any(name.endswith(STATE) for name in FILES.find(FILES._strip_protocol(address)))
+    state.copy(wait=True)
+    assert FILES.cat_file(files_of(address, 0)["weights"]) == b"new", "the end makes up for it"
+
+
 def test_run_begun_beside_another_deletes_none_of_its_copies(tmp_path: Path, address: str) -> None:
     first, second = (state_at(tmp_path / name, address) for name in ("first", "second"))
     save(first, 1)
