@@ -134,6 +134,29 @@ def test_newer_copy_than_those_in_the_folder_is_fetched(tmp_path: Path, address:
     assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
 
 
+def test_newer_copy_of_the_same_step_is_fetched(tmp_path: Path, address: str) -> None:
+    """All checkpoints of a warm start are of step 0."""
+
+    def warm(state: RunState, num_steps: int) -> None:
+        state.progress.stage_steps["warm_start"] = num_steps
+        save_whole(state, StreamState(), save_shards)
+        state.copy(wait=True)
+
+    first = state_at(tmp_path / "first", address)
+    warm(first, 50)
+    warm(state_at(tmp_path / "second", address, "run.resume=true"), 100)
+    again = state_at(tmp_path / "first", address, "run.resume=true")
+    assert again.progress.stage_steps == {"warm_start": 100}
+
+
+def test_checkpoint_without_a_link_gives_way_to_no_older_copy(tmp_path: Path, address: str) -> None:
+    save(state_at(tmp_path / "first", address), 1)
+    save(state_at(tmp_path / "first", "", "run.resume=true"), 2)
+    (tmp_path / "first/checkpoints/latest").unlink()
+    with pytest.raises(ConfigError, match="holds step_000001, step_000002, and no link 'latest'"):
+        state_at(tmp_path / "first", address, "run.resume=true")
+
+
 class Killed(BaseException):
     """As SIGKILL: nothing catches it, nothing is cleaned up."""
 
@@ -192,6 +215,23 @@ def test_copy_that_is_not_whole_does_not_count(tmp_path: Path, address: str, fau
     assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 1
     save(state_at(tmp_path / "first", address, "run.resume=true"), 2)
     assert state_at(tmp_path / "third", address, "run.resume=true").progress.step == 2, "it was made whole"
+
+
+def test_copy_that_is_dropped_while_it_is_looked_at_does_not_count(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same run, whose last copy may be under way when it goes on after a lost part."""
+    save(state_at(tmp_path / "first", address), 1, 2)
+    listed, dropped = RemoteCheckpoints._listed, files_of(address, 1)[STATE]
+
+    def list_and_drop(remote: RemoteCheckpoints) -> dict[str, dict[str, int]]:
+        there = listed(remote)
+        if FILES.exists(dropped):
+            FILES.rm_file(dropped)
+        return there
+
+    monkeypatch.setattr(RemoteCheckpoints, "_listed", list_and_drop)
+    assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
 
 
 def test_copy_with_other_content_is_refused(tmp_path: Path, address: str) -> None:
