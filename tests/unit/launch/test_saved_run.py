@@ -16,7 +16,7 @@ import pytest
 from trained_run import save_whole
 
 from actors.ray_tools.background import end_background_work
-from environments.errors import ConfigError, EnvironmentFailure, LearnerError
+from environments.errors import ConfigError, EnvironmentFailure, LearnerError, LearnerLostError
 from environments.types import TerminationReason, Trajectory
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget
@@ -162,6 +162,26 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
     assert state.saved_step == step
     if step and isinstance(error, Exception):  # the rollouts that have failed are played again
         assert state.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
+
+
+def test_run_that_ends_with_a_lost_part_leaves_its_copy_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, nothing = tmp_path / "run", Mock()
+    directory.mkdir()
+    saved(directory, Progress(step=1))
+
+    def begin(*arguments: Any) -> Any:
+        milestones = Milestones(arguments[0], 9, arguments[4], None, nothing, nothing, arguments[5], nothing)
+        return Mock(milestones=milestones, train=Mock(side_effect=LearnerLostError("Rank 0 is lost.")))
+
+    monkeypatch.setattr(start, "start", begin)
+    monkeypatch.setattr("launch.health.inspection.ray_lives", lambda: True)
+    config = config_of(directory, "run.resume=true", f"run.checkpoints.to={tmp_path / 'far'}")
+    workload: Any = SimpleNamespace(held_out={}, policies=())
+    with RunLock(directory) as lock, pytest.raises(LearnerLostError):
+        trainer._train(config, workload, lock, RestartBudget(0, 1.0))
+    assert list((tmp_path / "far").glob("step_000001-*/state.json"))
 
 
 def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> None:
