@@ -22,7 +22,7 @@ from launch import export
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, StreamState
 from launch.run_folder.remote import RemoteCheckpoints
 from launch.settings.address import masked
-from launch.settings.compose import compose
+from launch.settings.compose import compose, named_settings
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.validation.settings import check_settings
@@ -466,6 +466,15 @@ def test_secret_on_the_command_line_is_in_no_error() -> None:
     with pytest.raises(ConfigError) as raised:
         compose(["run.checkpoints.to=s3://AKIA:hush@bucket/run?key={"])
     assert "cannot be read" in str(raised.value) and "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["run", "run.checkpoints", "run.num_steps", "~run.checkpoints.to"])
+def test_secret_in_the_value_of_another_setting_is_in_no_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"s3://\*\*\*bucket") as raised:
+        overrides = [f"{name}=s3://AKIA:hush@bucket/run"]
+        named_settings(overrides)
+        compose(overrides)
+    assert "hush" not in str(raised.value)
 
 
 def test_secret_in_the_error_of_a_file_system_is_masked(
