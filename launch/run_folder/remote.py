@@ -225,7 +225,7 @@ class RemoteCheckpoints:
 
 
 def _done(progress: Progress) -> tuple[int, int]:
-    """How far a run was: updates, and steps of all stages, which tell checkpoints of one step apart."""
+    """Updates, and steps of all stages, which tell the checkpoints of one step apart."""
     return progress.step, sum(progress.stage_steps.values())
 
 

@@ -149,7 +149,7 @@ def test_newer_copy_of_the_same_step_is_fetched(tmp_path: Path, address: str) ->
     assert again.progress.stage_steps == {"warm_start": 100}
 
 
-def test_checkpoint_without_a_link_gives_way_to_no_older_copy(tmp_path: Path, address: str) -> None:
+def test_checkpoint_without_link_gives_way_to_no_older_copy(tmp_path: Path, address: str) -> None:
     save(state_at(tmp_path / "first", address), 1)
     save(state_at(tmp_path / "first", "", "run.resume=true"), 2)
     (tmp_path / "first/checkpoints/latest").unlink()
@@ -217,7 +217,7 @@ def test_copy_that_is_not_whole_does_not_count(tmp_path: Path, address: str, fau
     assert state_at(tmp_path / "third", address, "run.resume=true").progress.step == 2, "it was made whole"
 
 
-def test_copy_that_is_dropped_while_it_is_looked_at_does_not_count(
+def test_copy_dropped_meanwhile_does_not_count(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same run, whose last copy may be under way when it goes on after a lost part."""
@@ -370,7 +370,7 @@ def test_checkpoint_stays_while_it_is_copied(
 
 
 @pytest.mark.parametrize("num_before", [0, 1], ids=["before its files", "between two files"])
-def test_checkpoint_written_anew_while_it_is_copied_is_never_mixed(
+def test_copy_of_a_checkpoint_written_anew_is_never_mixed(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     """As by Ctrl-C soon after a checkpoint, or by each one of a warm start."""
