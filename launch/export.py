@@ -140,13 +140,21 @@ def export_model(run: str, target: Path) -> str:
             name = RemoteCheckpoints("RUN", run).fetch_part(part, folder)
         elif (checkpoint := CheckpointFolder(Path(run), kept=1).latest()) is not None:
             name = checkpoint.name
-            shutil.copytree(checkpoint / part, folder / part)
+            if (checkpoint / part).is_dir():
+                shutil.copytree(checkpoint / part, folder / part)
             shutil.copyfile(checkpoint / STATE, folder / STATE)
         if name is None:
             raise ConfigError(f"{run} has no whole checkpoint: name a run, or its run.checkpoints.to.")
         files = Manifest.read(folder).files
+        own = {file: files[file] for file in files if file.startswith(part)}
+        if not own:
+            others = sorted({file.partition("/")[0] for file in files if f"/{part}" in file})
+            raise ConfigError(
+                f"{name} in {run} holds several policies, {', '.join(others)}, or none: --model is for one. "
+                f"Copy the folder NAME/{HUGGINGFACE} of the checkpoint."
+            )
         try:
-            check_digests(folder, {file: files[file] for file in files if file.startswith(part)})
+            check_digests(folder, own)
         except ValueError as error:
             raise ConfigError(f"The model of {name} in {run} is damaged: {error}.") from error
         (folder / part).rename(target)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from environments.errors import ConfigError, TroupeError
-from launch.run_folder.checkpoint import BEST, STATE, STEP_PREFIX, CheckpointFolder, Manifest
+from launch.run_folder.checkpoint import BEST, STATE, STEP_PREFIX, CheckpointFolder, Manifest, Progress
 from launch.settings.address import check_address, masked
 
 COPY = re.compile(rf"{STEP_PREFIX}(\d+)-([0-9a-f]{{8}})")
@@ -95,6 +95,8 @@ class RemoteCheckpoints:
         logs = sorted(run.glob("*.jsonl"))  # before the best, which is named before it is logged
         for path in filter(Path.is_file, (*logs, checkpoint.with_name(BEST))):
             self._put(path, self._path(name, "beside", str(path.relative_to(run))))
+        if _mark((checkpoint / STATE).read_bytes()) != name.rpartition("-")[2]:
+            raise OSError(f"{checkpoint.name} was written anew while it was copied")
         self._files.pipe_file(self._path(name, STATE), text)
 
     def _put(self, path: Path, target: str) -> None:
@@ -118,10 +120,14 @@ class RemoteCheckpoints:
             whole = self._whole(there)
             if checkpoints.latest() is not None:
                 self._check_run(checkpoints, whole)
-            steps = [_step(each.name) for each in checkpoints.all()]
-            if not whole or (checkpoints.latest() is not None and _step(next(iter(whole))) <= max(steps)):
+            if not whole:
                 return
             newest, *others = whole
+            here = [_done(checkpoints.progress(each, reads_all=False)) for each in checkpoints.all()[-1:]]
+            # One without a link to it may be of a fetch that was cut off.
+            is_linked = checkpoints.latest() is not None
+            if here and (here[0], is_linked) >= (_done(whole[newest].progress), True):
+                return
             for found in filter(None, map(BESIDE.fullmatch, there[newest])):
                 self._get(newest, found[0], directory, found[1])
             best = directory / "checkpoints" / BEST
@@ -177,15 +183,18 @@ class RemoteCheckpoints:
 
     def _whole(self, there: Mapping[str, Sizes]) -> dict[str, Manifest]:
         """Manifests of the whole copies, the newest first."""
-        names = sorted(filter(COPY.fullmatch, there), key=_step, reverse=True)
-        manifests = {name: self._manifest(name, there[name]) for name in names}
-        return {name: each for name, each in manifests.items() if each is not None}
+        manifests = {name: self._manifest(name, there[name]) for name in filter(COPY.fullmatch, there)}
+        whole = {name: each for name, each in manifests.items() if each is not None}
+        return dict(sorted(whole.items(), key=lambda each: _done(each[1].progress), reverse=True))
 
     def _manifest(self, name: str, there: Sizes) -> Manifest | None:
         """The manifest of a whole copy; ``None`` if it is not whole."""
         if STATE not in there:
             return None
-        text = self._files.cat_file(self._path(name, STATE))
+        try:
+            text = self._files.cat_file(self._path(name, STATE))
+        except FileNotFoundError:  # dropped since it was listed, by the run that writes there
+            return None
         if _mark(text) != name.rpartition("-")[2]:
             return None
         manifest = Manifest.of(text)
@@ -215,9 +224,9 @@ class RemoteCheckpoints:
             raise kind(f"{self} {what} ({masked(reason)}): mend that, or name another address.") from None
 
 
-def _step(name: str) -> int:
-    """The step in the name of a checkpoint or of its copy."""
-    return int(name.removeprefix(STEP_PREFIX).partition("-")[0])
+def _done(progress: Progress) -> tuple[int, int]:
+    """Updates, and steps of all stages, which tell the checkpoints of one step apart."""
+    return progress.step, sum(progress.stage_steps.values())
 
 
 def _mark(text: bytes) -> str:

@@ -137,7 +137,12 @@ def _settings(tree: Mapping[Any, Any], known: set[str], section: str = "") -> It
 
 
 def _readable(error: Exception) -> str:
-    """Hydra's message in one paragraph, with the nearest existing name."""
+    """Hydra's message in one paragraph, with the nearest existing name, and without a password."""
+    text = _named_well(error)
+    return masked(text) if "://" in text or "run." in text else text
+
+
+def _named_well(error: Exception) -> str:
     text = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     text = f"{text} {cause}".strip()
@@ -205,7 +210,8 @@ def _check(override: Override) -> None:
     if override.is_delete() and (inside or name in names):
         raise ConfigError(f"{override.input_line} deletes a setting: write {name}=VALUE, or leave it out.")
     if inside and not isinstance(value, dict):
-        raise ConfigError(f"{override.input_line}: {name} is a section. Set one in it: {', '.join(inside)}.")
+        text = f"{override.input_line}: {name} is a section. Set one in it: {', '.join(inside)}."
+        raise ConfigError(masked(text))
     if name == RECIPE and not override.is_delete() and not isinstance(value, str):
         raise ConfigError(f"{override.input_line} names no recipe: write one name, or leave it out.")
 

@@ -134,7 +134,7 @@ class Milestones:
         if self.evaluator is not None and self.evaluator.running_step is not None:
             self.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
             self.record_evaluation(self.evaluator.collect(wait=True))
-        self._finish_copy_or_name()
+        self.finish_copy_or_name()
 
     def save_failed(self) -> None:
         """Leave a checkpoint of a run that an error ends, if it has learned and learner and rollouts are
@@ -148,9 +148,10 @@ class Milestones:
                 self.finish_save()
             except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
                 self.tracker.announce(f"Step {progress.step} could not be saved: {error}")
-        self._finish_copy_or_name()
+        self.finish_copy_or_name()
 
-    def _finish_copy_or_name(self) -> None:
+    def finish_copy_or_name(self) -> None:
+        """Wait for the copies of a run that an error ends, which one of theirs does not replace."""
         try:
             self.finish_copy()
         except TroupeError as error:  # the run ends because of another one

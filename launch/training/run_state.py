@@ -56,6 +56,8 @@ class RunState:
                 f"run.directory={config.run.directory} holds a run: set run.resume=true, or name another one."
             )
         self._check_beginning(config)
+        if self._remote is not None:
+            self._remote.check_beginning(self.checkpoints)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
         self.progress.run = self.progress.run or uuid4().hex
         self.saved = deepcopy(self.progress) if self.checkpoint else None
@@ -76,7 +78,7 @@ class RunState:
         """The place of copies, if there is one. A newer checkpoint than those that are here is fetched first.
 
         Raises:
-            ConfigError: an address cannot be used, or is of another run.
+            ConfigError: an address cannot be opened, or is of another run.
         """
         to, resume = config.run.saving.to, config.run.resume
         remote = RemoteCheckpoints("run.checkpoints.to", to) if to else None
@@ -88,8 +90,6 @@ class RunState:
                 f"run.resume={resume} holds no whole checkpoint: name the run.checkpoints.to of a run, or "
                 "set run.resume=true."
             )
-        if remote is not None:
-            remote.check_beginning(self.checkpoints)
         return remote
 
     def _check_beginning(self, config: TrainConfig) -> None:
@@ -227,12 +227,13 @@ class RunState:
             wait: until all that is here is there.
 
         Raises:
-            TroupeError: the copy before, or with ``wait`` this one, has failed. The checkpoint is here all
-                the same, and the next copy makes up for it.
+            TroupeError: the copy before has failed or, with ``wait``, this one, which makes up for it. The
+                checkpoint is here all the same.
         """
         if self._copy is not None and (wait or self._copy.done()):
             copy, self._copy = self._copy, None
-            copy.result()
+            if (error := copy.exception()) is not None and not wait:
+                raise error
         if self._remote is None or self._whole is None or self._copy is not None:
             return
         if wait:

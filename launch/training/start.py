@@ -81,11 +81,11 @@ def start(
     if config.run.resume and state.checkpoint is None:
         tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
     tracker.announce(f"Run folder: {state.directory}")
-    ending.callback(state.finish_log)
     start_model = model_in_background(config, workload, state, ending)
     activity, services = Activity(), list[RolloutService]()
     of_all = for_all_policies(config, policies := workload.policies)
     end, turn = join_cluster(of_all, state, activity, services, tracker, interrupts, ending)
+    ending.callback(state.finish_log)  # before the cluster ends, and with it what threads are at
     model_path = start_model()
     config = with_turns(with_threads(config, model_path))
     if notice := memory_notice(config, model_path):

@@ -177,8 +177,9 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     with ExitStack() as ending:
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
         goal = Goal(config.run.stop_metric, config.run.stop_at)
-        trackers = chosen_trackers(config.run.trackers)
-        tracker = Tracker(lock.directory, num_updates, state.progress.step, trackers, goal)
+        tracker = Tracker(
+            lock.directory, num_updates, state.progress.step, chosen_trackers(config.run.trackers), goal
+        )
         ending.callback(tracker.close)
         tracker.settings(config)
         loop, interrupts = None, Interrupts()
@@ -197,9 +198,13 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 if loop is not None and ray_lives():
                     loop.milestones.finish_save_after_loss()
                 if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):
+                    if loop is not None:  # this machine may be gone before the run goes on
+                        loop.milestones.finish_copy_or_name()
                     raise
-                lost = str(error) if isinstance(error, PartLostError) else describe_death(error)
-                tracker.announce(f"{lost} {lost_updates(state.progress.step, state.saved_step)}")
+                tracker.announce(
+                    f"{error if isinstance(error, PartLostError) else describe_death(error)} "
+                    f"{lost_updates(state.progress.step, state.saved_step)}"
+                )
                 return False
             except (Exception, KeyboardInterrupt) as raised:
                 reason = interrupts.error or raised

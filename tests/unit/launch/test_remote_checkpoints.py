@@ -22,7 +22,7 @@ from launch import export
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, StreamState
 from launch.run_folder.remote import RemoteCheckpoints
 from launch.settings.address import masked
-from launch.settings.compose import compose
+from launch.settings.compose import compose, named_settings
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.validation.settings import check_settings
@@ -134,6 +134,29 @@ def test_newer_copy_than_those_in_the_folder_is_fetched(tmp_path: Path, address:
     assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
 
 
+def test_newer_copy_of_the_same_step_is_fetched(tmp_path: Path, address: str) -> None:
+    """All checkpoints of a warm start are of step 0."""
+
+    def warm(state: RunState, num_steps: int) -> None:
+        state.progress.stage_steps["warm_start"] = num_steps
+        save_whole(state, StreamState(), save_shards)
+        state.copy(wait=True)
+
+    first = state_at(tmp_path / "first", address)
+    warm(first, 50)
+    warm(state_at(tmp_path / "second", address, "run.resume=true"), 100)
+    again = state_at(tmp_path / "first", address, "run.resume=true")
+    assert again.progress.stage_steps == {"warm_start": 100}
+
+
+def test_checkpoint_without_link_gives_way_to_no_older_copy(tmp_path: Path, address: str) -> None:
+    save(state_at(tmp_path / "first", address), 1)
+    save(state_at(tmp_path / "first", "", "run.resume=true"), 2)
+    (tmp_path / "first/checkpoints/latest").unlink()
+    with pytest.raises(ConfigError, match="holds step_000001, step_000002, and no link 'latest'"):
+        state_at(tmp_path / "first", address, "run.resume=true")
+
+
 class Killed(BaseException):
     """As SIGKILL: nothing catches it, nothing is cleaned up."""
 
@@ -194,6 +217,23 @@ def test_copy_that_is_not_whole_does_not_count(tmp_path: Path, address: str, fau
     assert state_at(tmp_path / "third", address, "run.resume=true").progress.step == 2, "it was made whole"
 
 
+def test_copy_dropped_meanwhile_does_not_count(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same run, whose last copy may be under way when it goes on after a lost part."""
+    save(state_at(tmp_path / "first", address), 1, 2)
+    listed, dropped = RemoteCheckpoints._listed, files_of(address, 1)[STATE]
+
+    def list_and_drop(remote: RemoteCheckpoints) -> dict[str, dict[str, int]]:
+        there = listed(remote)
+        if FILES.exists(dropped):
+            FILES.rm_file(dropped)
+        return there
+
+    monkeypatch.setattr(RemoteCheckpoints, "_listed", list_and_drop)
+    assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
+
+
 def test_copy_with_other_content_is_refused(tmp_path: Path, address: str) -> None:
     save(state_at(tmp_path / "first", address), 1)
     shard = files_of(address, 1)["state_00001_of_00002.safetensors"]
@@ -239,6 +279,24 @@ def test_model_is_exported_from_where_the_run_is(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "run"], "nothing is left beside it"
     assert export.main([run, "--model", str(target)]) == 2
     assert "is there already: name a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["the run", "its address"])
+def test_model_of_several_policies_is_not_exported(
+    tmp_path: Path, address: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save_policies(folder: str) -> None:
+        for name in ("bidder", "seller"):
+            Path(folder, name).mkdir()
+            save_model(f"{folder}/{name}")
+
+    state = state_at(tmp_path / "run", address)
+    save_whole(state, StreamState(), save_policies)
+    state.copy(wait=True)
+    run = str(state.directory) if place == "the run" else address
+    assert export.main([run, "--model", str(tmp_path / "model")]) == 2
+    assert "holds several policies, bidder, seller, or none" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("place", ["the run", "its address"])
@@ -309,6 +367,34 @@ def test_checkpoint_stays_while_it_is_copied(
     goes_on.set()
     state.copy(wait=True)
     assert copies_at(address)[-1] == "step_000004"
+
+
+@pytest.mark.parametrize("num_before", [0, 1], ids=["before its files", "between two files"])
+def test_copy_of_a_checkpoint_written_anew_is_never_mixed(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    """As by Ctrl-C soon after a checkpoint, or by each one of a warm start."""
+    state, put = state_at(tmp_path / "run", address), MemoryFileSystem.put_file
+
+    def save_text(text: str) -> None:
+        save_whole(state, StreamState(), lambda folder: Path(folder, "weights").write_text(text) and None)
+
+    def put_and_replace(files: MemoryFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+        nonlocal num_before
+        num_before -= 1
+        if num_before == -1:
+            save_text("new")
+        put(files, path, *arguments, **options)
+
+    save_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", put_and_replace)
+        state.copy()
+        assert state._copy is not None
+        assert "was written anew while it was copied" in str(state._copy.exception(20))
+    assert not any(name.endswith(STATE) for name in FILES.find(FILES._strip_protocol(address)))
+    state.copy(wait=True)
+    assert FILES.cat_file(files_of(address, 0)["weights"]) == b"new", "the end makes up for it"
 
 
 def test_run_begun_beside_another_deletes_none_of_its_copies(tmp_path: Path, address: str) -> None:
@@ -398,6 +484,15 @@ def test_secret_on_the_command_line_is_in_no_error() -> None:
     with pytest.raises(ConfigError) as raised:
         compose(["run.checkpoints.to=s3://AKIA:hush@bucket/run?key={"])
     assert "cannot be read" in str(raised.value) and "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["run", "run.checkpoints", "run.num_steps", "~run.checkpoints.to"])
+def test_secret_in_the_value_of_another_setting_is_in_no_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"s3://\*\*\*bucket") as raised:
+        overrides = [f"{name}=s3://AKIA:hush@bucket/run"]
+        named_settings(overrides)
+        compose(overrides)
+    assert "hush" not in str(raised.value)
 
 
 def test_secret_in_the_error_of_a_file_system_is_masked(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from trained_run import save_whole
 
-from environments.errors import ConfigError, EnvironmentFailure, LearnerError
+from actors.ray_tools.background import end_background_work
+from environments.errors import ConfigError, EnvironmentFailure, LearnerError, LearnerLostError
 from environments.types import TerminationReason, Trajectory
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget
@@ -22,11 +26,10 @@ from launch.run_folder.lock import RunLock
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from launch.training import trainer
+from launch.training import start, trainer
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages
-from launch.training.start import restore
 
 
 def config_of(directory: Path, *settings: str) -> TrainConfig:
@@ -99,7 +102,7 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     learner: Any = SimpleNamespace(load=lambda folder: "", publish=versions.append)
     tracker: Any = SimpleNamespace(announce=lambda text: None)
     config = config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}")
-    restore(learner, state, chosen_stages(config), tracker)
+    start.restore(learner, state, chosen_stages(config), tracker)
     assert versions == published
     assert state.progress.version == len(published)
 
@@ -161,6 +164,26 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
         assert state.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
 
 
+def test_run_that_ends_with_a_lost_part_leaves_its_copy_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, nothing = tmp_path / "run", Mock()
+    directory.mkdir()
+    saved(directory, Progress(step=1))
+
+    def begin(*arguments: Any) -> Any:
+        milestones = Milestones(arguments[0], 9, arguments[4], None, nothing, nothing, arguments[5], nothing)
+        return Mock(milestones=milestones, train=Mock(side_effect=LearnerLostError("Rank 0 is lost.")))
+
+    monkeypatch.setattr(start, "start", begin)
+    monkeypatch.setattr("launch.health.inspection.ray_lives", lambda: True)
+    config = config_of(directory, "run.resume=true", f"run.checkpoints.to={tmp_path / 'far'}")
+    workload: Any = SimpleNamespace(held_out={}, policies=())
+    with RunLock(directory) as lock, pytest.raises(LearnerLostError):
+        trainer._train(config, workload, lock, RestartBudget(0, 1.0))
+    assert list((tmp_path / "far").glob("step_000001-*/state.json"))
+
+
 def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> None:
     state, events = RunState(config_of(tmp_path), tmp_path), list[str]()
     has_begun, may_end = threading.Event(), threading.Event()
@@ -178,6 +201,28 @@ def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> No
     state.log_beside(lambda log: fail("no space left"))
     with pytest.raises(RuntimeError, match="no space left"):
         save_whole(state, StreamState(), lambda folder: None)
+
+
+def test_log_becomes_whole_before_the_cluster_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are at work then are ended, and the run would end with their SystemExit."""
+    state, events, nothing = RunState(config_of(tmp_path), tmp_path), list[str](), Mock()
+
+    def join(*arguments: Any) -> Any:
+        arguments[-1].callback(end_background_work)
+        state.log_beside(record)
+        return nothing, None
+
+    def record(log: TrajectoryLog) -> None:
+        for _ in range(20):
+            time.sleep(0.01)
+        events.append("logged")
+
+    monkeypatch.setattr(start, "join_cluster", join)
+    monkeypatch.setattr(start, "model_in_background", lambda *_: lambda: fail("no model"))
+    workload: Any = SimpleNamespace(policies=("",))
+    with pytest.raises(RuntimeError, match="no model"), ExitStack() as ending:
+        start.start(config_of(tmp_path), workload, [], nothing, state, nothing, nothing, ending)
+    assert events == ["logged"]
 
 
 def fail(reason: str) -> None:
