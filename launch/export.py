@@ -128,7 +128,8 @@ def export_model(run: str, target: Path) -> str:
         The name of the checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint, a file is damaged, or the folder cannot be written, or is there.
+        ConfigError: there is no checkpoint, or one of several policies, a file is damaged, or the folder
+            cannot be written, or is there.
         TroupeError: the address cannot be read.
     """
     if target.exists():
@@ -140,25 +141,29 @@ def export_model(run: str, target: Path) -> str:
             name = RemoteCheckpoints("RUN", run).fetch_part(part, folder)
         elif (checkpoint := CheckpointFolder(Path(run), kept=1).latest()) is not None:
             name = checkpoint.name
-            if (checkpoint / part).is_dir():
-                shutil.copytree(checkpoint / part, folder / part)
+            check_one_model(checkpoint)
+            shutil.copytree(checkpoint / part, folder / part)
             shutil.copyfile(checkpoint / STATE, folder / STATE)
         if name is None:
             raise ConfigError(f"{run} has no whole checkpoint: name a run, or its run.checkpoints.to.")
+        check_one_model(folder)
         files = Manifest.read(folder).files
-        own = {file: files[file] for file in files if file.startswith(part)}
-        if not own:
-            others = sorted({file.partition("/")[0] for file in files if f"/{part}" in file})
-            raise ConfigError(
-                f"{name} in {run} holds several policies, {', '.join(others)}, or none: --model is for one. "
-                f"Copy the folder NAME/{HUGGINGFACE} of the checkpoint."
-            )
         try:
-            check_digests(folder, own)
+            check_digests(folder, {file: files[file] for file in files if file.startswith(part)})
         except ValueError as error:
             raise ConfigError(f"The model of {name} in {run} is damaged: {error}.") from error
         (folder / part).rename(target)
     return name
+
+
+def check_one_model(checkpoint: Path) -> None:
+    """Raise ``ConfigError`` for a checkpoint of several policies, each of which has a folder of its name."""
+    files = Manifest.read(checkpoint).files
+    if policies := sorted({file.partition("/")[0] for file in files if f"/{HUGGINGFACE}/" in file}):
+        raise ConfigError(
+            f"The checkpoint holds the policies {', '.join(policies)}, and one model is exported: copy its "
+            f"folder {policies[0]}/{HUGGINGFACE}, or that of another."
+        )
 
 
 def hub_of(name: str) -> HfApi:
@@ -180,8 +185,8 @@ def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
     """Put the newest policy of ``run`` on the hub with its card; return its address.
 
     Raises:
-        ConfigError: the run has no checkpoint, or the hub has this model already, for all to see, and
-            ``public`` was not set.
+        ConfigError: the run has no checkpoint, or one of several policies, or the hub has this model already,
+            for all to see, and ``public`` was not set.
         TroupeError: the hub does not take it.
     """
     from httpx import HTTPError
@@ -190,6 +195,7 @@ def export_hub(run: Path, name: str, public: bool, hub: HfApi) -> str:
     if checkpoint is None:
         raise ConfigError(f"{run} has no checkpoint to put on the hub: name the folder of a run.")
     card = model_card(run, checkpoint, name)
+    check_one_model(checkpoint)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for file in (checkpoint / HUGGINGFACE).iterdir():

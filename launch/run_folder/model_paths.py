@@ -98,9 +98,8 @@ def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str
     Raises:
         ConfigError: the checkpoint is damaged.
     """
-    above = Path(folder).parents[:2]  # of several policies each has a folder in the checkpoint
-    versions = [_version(each) for each in above if (each / STATE).is_file()]
-    version = versions[0] if versions else 0
+    checkpoint = _checkpoint_of(folder)
+    version = 0 if checkpoint is None else _version(checkpoint)
     return ServedModel(path=folder, name=name, version=version, chat_template_kwargs=chat_template_kwargs)
 
 
@@ -114,14 +113,20 @@ def versions_of(model_path: str) -> dict[str, str]:
     Raises:
         ConfigError: a checkpoint is damaged.
     """
-    checkpoint = Path(model_path).parent
-    if not (checkpoint / STATE).is_file():
+    checkpoint = _checkpoint_of(model_path)
+    if checkpoint is None:
         return {}
-    run = checkpoint.parent.parent
+    run, part = checkpoint.parent.parent, Path(model_path).relative_to(checkpoint)
     found = sorted(path.parent for path in checkpoint.parent.glob(f"{STEP_PREFIX}*/{STATE}"))
-    models = {str(_version(each)): str(each / HUGGINGFACE) for each in found}
+    models = {str(_version(each)): str(each / part) for each in found}
     best = CheckpointFolder(run, kept=1).best()
-    return models if best is None else {**models, BEST: str(best / HUGGINGFACE)}
+    return models if best is None else {**models, BEST: str(best / part)}
+
+
+def _checkpoint_of(model_path: str) -> Path | None:
+    """The checkpoint with the model: above its folder, or that of its policy where there are several."""
+    above = Path(model_path).parents[:2]
+    return next((each for each in above if (each / STATE).is_file()), None)
 
 
 def _version(checkpoint: Path) -> int:

@@ -17,7 +17,9 @@ def token_texts(directory: Path) -> Callable[[int], str]:
         ConfigError: the file that names the newest checkpoint is damaged.
     """
     latest = CheckpointFolder(directory, kept=1).latest()
-    for folder in (directory / "model", *([latest / HUGGINGFACE] if latest else [])):
+    # Of several policies each has a folder in the checkpoint, with the same tokenizer.
+    kept = [latest / HUGGINGFACE, *latest.glob(f"*/{HUGGINGFACE}")] if latest else []
+    for folder in (directory / "model", *kept):
         path = folder / "tokenizer.json"
         if path.is_file():
             return _token_texts(path)

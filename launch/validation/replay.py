@@ -70,6 +70,11 @@ def check_recording(folder: Path, num_updates: int) -> None:
 def _check_tokens(setting: str, completions: list[Completion]) -> None:
     if not completions:
         raise ConfigError(f"{setting} has turns without tokens: replay another run.")
+    if policies := sorted({each.policy for each in completions} - {""}):
+        raise ConfigError(
+            f"{setting} was played by the policies {', '.join(policies)}, and a replay trains one: replay "
+            "another run."
+        )
     if any(each.retokenized or not each.prompt_ids for each in completions):
         raise ConfigError(f"{setting} has tokens that are not the engine's: replay another run.")
     if any(len(each.logprobs) != len(each.completion_ids) for each in completions):

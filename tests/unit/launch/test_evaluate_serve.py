@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from machine import free_port
-from trained_run import make_run
+from trained_run import make_run, save_model
 
 from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
-from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, served_model
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, without_rollouts
@@ -269,6 +269,21 @@ def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_
         serve.served_versions(["best", "7"], str(newer / "huggingface"))
     with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
         serve.served_versions(["best"], str(tiny_model))
+
+
+def test_versions_of_a_policy_are_its_own_among_several(tmp_path: Path, tiny_model: Path) -> None:
+    def save_both(folder: str) -> None:
+        for name in ("first", "second"):
+            save_model(tiny_model, f"{folder}/{name}")
+
+    folder = CheckpointFolder(tmp_path / "run", kept=9)
+    older, newer = (folder.save(Progress(step=n, version=n), StreamState(), save_both) for n in (20, 30))
+    folder.mark_best(20, "eval/reward_mean", 0.5)
+    chosen = [f"model.path={newer}/second", "server.versions=[best,20]"]
+    _, model, pinned = serve.with_models(serve.COMMAND.configuration(chosen))
+    of_second = str(older / "second" / "huggingface")
+    assert (model.path, model.version) == (str(newer / "second" / "huggingface"), 30)
+    assert [(each.path, each.version) for each in pinned] == [(of_second, 20), (of_second, 20)]
 
 
 def test_older_versions_are_an_error_in_training_and_evaluation() -> None:

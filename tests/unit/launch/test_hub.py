@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -103,6 +103,20 @@ def test_public_model_is_not_written_to_by_chance(tmp_path: Path) -> None:
     hub: Any = FolderHub(tmp_path / "hub", is_private=False)
     with pytest.raises(ConfigError, match=r"where all can see it: add --public"):
         export_hub(run_in(tmp_path), "me/mine", False, hub)
+    assert not hub.folder.exists()
+
+
+def test_several_policies_are_refused_by_name(tmp_path: Path) -> None:
+    run, hub = run_in(tmp_path), cast("Any", FolderHub(tmp_path / "hub"))
+
+    def save_both(folder: str) -> None:
+        for name in ("first", "second"):
+            Path(folder, name).mkdir()
+            save_model(f"{folder}/{name}")
+
+    CheckpointFolder(run, kept=1).save(Progress(step=3), StreamState(), save_both)
+    with pytest.raises(ConfigError, match="holds the policies first, second, and one model is exported"):
+        export_hub(run, "me/mine", False, hub)
     assert not hub.folder.exists()
 
 

@@ -115,6 +115,10 @@ def test_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) ->
         check_recording(recorded(tmp_path / "part", kept=2), 3)
     with pytest.raises(ConfigError, match="turns without tokens"):
         check_recording(recorded(tmp_path / "outside", has_tokens=False), 3)
+    of_first = trajectory(0, "0000", True)
+    of_first.steps[0].completion = replace(of_first.completions[0], policy="first")
+    with pytest.raises(ConfigError, match="was played by the policies first, and a replay trains one"):
+        check_recording(recorded_update(tmp_path / "several", of_first), 1)
 
 
 @pytest.mark.parametrize(

@@ -282,21 +282,22 @@ def test_model_is_exported_from_where_the_run_is(
 
 
 @pytest.mark.parametrize("place", ["the run", "its address"])
-def test_model_of_several_policies_is_not_exported(
+def test_export_of_several_policies_is_refused_by_name(
     tmp_path: Path, address: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def save_policies(folder: str) -> None:
-        for name in ("bidder", "seller"):
+    def save_both(folder: str) -> None:
+        for name in ("first", "second"):
             Path(folder, name).mkdir()
             save_model(f"{folder}/{name}")
 
     state = state_at(tmp_path / "run", address)
-    save_whole(state, StreamState(), save_policies)
+    state.progress.step = 2
+    save_whole(state, StreamState(), save_both)
     state.copy(wait=True)
     run = str(state.directory) if place == "the run" else address
     assert export.main([run, "--model", str(tmp_path / "model")]) == 2
-    assert "holds several policies, bidder, seller, or none" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
+    assert "holds the policies first, second, and one model is exported" in capsys.readouterr().err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run"]
 
 
 @pytest.mark.parametrize("place", ["the run", "its address"])

@@ -17,11 +17,11 @@ def test_token_without_a_tokenizer_is_a_number(tmp_path: Path) -> None:
     assert token_texts(tmp_path)(7) == "7"
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_newest_checkpoint_says_the_text_of_a_token(tmp_path: Path, has_links: bool) -> None:
+@pytest.mark.parametrize(("has_links", "policy"), [(True, ""), (False, ""), (True, "first")])
+def test_newest_checkpoint_says_the_text_of_a_token(tmp_path: Path, has_links: bool, policy: str) -> None:
     tokenizer = build_tokenizer([MESSAGES])
     checkpoints = tmp_path / "checkpoints"
-    tokenizer.save_pretrained(checkpoints / "step_000002" / "huggingface")
+    tokenizer.save_pretrained(checkpoints / "step_000002" / policy / "huggingface")
     if has_links:
         (checkpoints / "latest").symlink_to("step_000002")
     else:
