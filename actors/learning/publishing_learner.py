@@ -38,9 +38,12 @@ class PublishingLearner(VerlLearner):
     def publish_weights(self, version: int) -> Iterator[Any]:
         """Write the present weights, adapters merged, as the engines hold them; yield the pieces."""
         weights = self.weights()
-        own = share_of(weights, self.rank, self.world_size) if self._transport.by_all_ranks else weights
+        is_shared = self._transport.by_all_ranks
+        own = share_of(weights, self.rank, self.world_size) if is_shared else weights
         try:
-            yield from self._transport.publish(version, narrowed(own, self._dtype), self.rank)
+            for piece in self._transport.publish(version, narrowed(own, self._dtype), self.rank):
+                if is_shared or self.rank == 0:
+                    yield piece
         finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass

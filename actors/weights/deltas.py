@@ -58,8 +58,8 @@ class DeltaTransport(WeightTransport):
     by_all_ranks = True
 
     def __init__(self, folder: str = "", whole_every: int = 16) -> None:
-        if whole_every < 1:
-            raise ConfigError(f"server.weights.whole_every={whole_every} has to be at least 1.")
+        if not isinstance(whole_every, int) or whole_every < 1:
+            raise ConfigError(f"server.weights.whole_every={whole_every} has to be a whole number from 1 on.")
         self._whole_every = whole_every
         self._num_published = 0
         """Versions since the whole one, with it. In a rank."""

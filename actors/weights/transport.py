@@ -57,7 +57,8 @@ class WeightTransport(ABC):
     """
 
     by_all_ranks: ClassVar[bool] = False
-    """True where each rank writes a share of the weights. Else rank 0 writes all, and the others nothing."""
+    """True where each rank writes a share of the weights. Else the pieces of rank 0 are all of them, and what
+    the others return is left out."""
 
     @abstractmethod
     def __init__(self, folder: str, **options: Any) -> None: ...

@@ -221,6 +221,8 @@ def _divergence(tokens: SampledTokens, algorithm: Algorithm) -> np.ndarray:
 
 def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
     """Fill in the advantages and returns of ``units``; return how many had nothing to compare with."""
+    import torch
+
     sizes = Counter(unit.comparison_id for unit in units)
     for unit in units:
         unit.compared = not algorithm.estimator.compares or sizes[unit.comparison_id] > 1
@@ -240,7 +242,7 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         if algorithm.estimator.whitens and algorithm.estimator.function is None:
             raw = returns - arguments.get("values", 0.0)
             advantages = _over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
-        rows = (each.double().numpy(force=True) for each in (advantages, returns))
+        rows = (torch.as_tensor(each).double().numpy(force=True) for each in (advantages, returns))
         for unit, advantage, value in zip(chosen, *rows, strict=True):
             unit.advantages = advantage[: len(unit.rewards)] * unit.weight
             unit.returns = value[: len(unit.rewards)]

@@ -215,8 +215,9 @@ def test_weights_of_float32_and_no_interval_are_refused() -> None:
     DeltaTransport.check_dtype("bfloat16")
     with pytest.raises(ConfigError, match=r"transport=deltas needs .*dtype=bfloat16"):
         DeltaTransport.check_dtype(None)
-    with pytest.raises(ConfigError, match=r"server\.weights\.whole_every=0 has to be at least 1"):
-        make_transport({"transport": "deltas", "whole_every": 0}, "runs/a", "training")
+    for number in (0, 2.5, "x"):
+        with pytest.raises(ConfigError, match=rf"server\.weights\.whole_every={number} has to be a whole"):
+            make_transport({"transport": "deltas", "whole_every": number}, "runs/a", "training")
 
 
 def test_ranks_share_the_weights_by_bytes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +87,30 @@ def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> Non
     with pytest.raises(torch.OutOfMemoryError):
         list(learner.publish_weights(1))
     assert learner.num_gathered == 3
+
+
+@pytest.mark.parametrize(("by_all_ranks", "expected"), [(False, [["abc"], []]), (True, [["ac"], ["b"]])])
+def test_pieces_of_other_ranks_count_where_each_writes_a_share(
+    verl_on_cpu: None, by_all_ranks: bool, expected: list[list[str]]
+) -> None:
+    """A transport of a user's own may return pieces on every rank."""
+    from actors.learning.publishing_learner import PublishingLearner
+
+    class Transport:
+        def publish(self, version: int, tensors: Iterable[tuple[str, Any]], rank: int) -> list[str]:
+            return ["".join(name for name, _ in tensors)]
+
+    class Learner(PublishingLearner):
+        rank, world_size = 0, 2
+
+        def __init__(self, rank: int) -> None:
+            self.rank, self._dtype, self._transport = rank, None, Transport()  # type: ignore[assignment]
+            self._transport.by_all_ranks = by_all_ranks  # type: ignore[misc]
+
+        def weights(self) -> Iterator[tuple[str, Any]]:
+            return ((name, SimpleNamespace(nbytes=4)) for name in "abc")
+
+    assert [list(Learner(rank).publish_weights(1)) for rank in (0, 1)] == expected
 
 
 class RankOfAList(RankWorker):

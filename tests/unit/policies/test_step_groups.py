@@ -316,6 +316,15 @@ def test_own_estimator_compares_turns_too(monkeypatch: pytest.MonkeyPatch) -> No
         Estimator(turns_by="states")
 
 
+def test_own_estimator_may_return_arrays_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewards(token_level_rewards, response_mask):  # type: ignore[no-untyped-def]
+        return 3 * token_level_rewards.numpy(), response_mask.numpy()
+
+    monkeypatch.setitem(ESTIMATORS, "rewards", Estimator(compares=False, function=rewards))
+    algorithm = resolve(AlgorithmConfig(name="custom", advantage="rewards", loss="vanilla"), 99)
+    assert_equal(credit(algorithm, group([Turn("A"), Turn("B", 1.0)])), {"g/0000": [0.0, 3.0]})
+
+
 def test_papers_values_are_the_usual_ones() -> None:
     usual = resolve(AlgorithmConfig(name="gigpo"), 99)
     assert (usual.gamma, usual.options) == (0.95, {"omega": 1.0, "normalize_by_std": True})
