@@ -198,7 +198,7 @@ class FreeingRank(RankWorker):
     "work",
     [
         lambda rank: rank.work("learn"),
-        lambda rank: rank.begin_save("folder") or rank._write,
+        lambda rank: rank.begin_save("folder") or rank._writes["folder"],
         lambda rank: sum(rank.stream("pieces")),
     ],
 )

@@ -151,7 +151,7 @@ def test_what_cannot_be_exported_is_told(
     assert "cannot be written to" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         export([str(run)])
-    assert "--inspect or --hub OWNER/NAME" in capsys.readouterr().err
+    assert "--inspect, --model FOLDER or --hub OWNER/NAME" in capsys.readouterr().err
 
 
 def test_message_is_written_once_however_many_turns_repeat_it() -> None:
