@@ -108,7 +108,7 @@ def test_better_canary_is_promoted(
 def test_clients_that_choose_their_version_do_not_count(
     client: TestClient, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["start", str(folder), "tiny@2", "--share", "0.001"])
+    main(["start", str(folder), "tiny@2", "--share", "1e-9"])
     for number in range(3):
         chat(client, f"Question {number}", liked=CANARY, model="tiny@2")
     main(["judge", str(folder)])

@@ -68,10 +68,14 @@ class CounterServer(BaseHTTPRequestHandler):
         pass
 
 
+class PatientServer(ThreadingHTTPServer):
+    request_queue_size = 64  # else it resets some of 32 connections that come at once
+
+
 @pytest.fixture
 def server() -> Iterator[str]:
     CounterServer.numbers, CounterServer.counters, CounterServer.verified = itertools.count(), {}, []
-    with ThreadingHTTPServer(("127.0.0.1", 0), CounterServer) as http:
+    with PatientServer(("127.0.0.1", 0), CounterServer) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
