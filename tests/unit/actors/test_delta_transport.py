@@ -10,28 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording_engine import RecordingEngine, Tensors
 
 from actors.weights.deltas import DeltaTransport, Part
 from actors.weights.transport import WeightTransportError, make_transport
 from environments.errors import ConfigError
-from policies.engines.weights import WeightBucket, pack, share_of
+from policies.engines.weights import pack, share_of
 
 if TYPE_CHECKING:
     import torch
-
-Tensors = dict[str, "torch.Tensor"]
-
-
-class RecordingEngine:
-    """Remembers what was loaded into it."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.loaded: Tensors = {}
-
-    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self.version = version
-        self.loaded = {name: tensor.clone() for bucket in buckets for name, tensor in bucket.tensors()}
 
 
 def weights(seed: int, share: float = 0.01) -> Tensors:

@@ -8,12 +8,13 @@ import os
 import pickle
 import resource
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ray.exceptions import ObjectLostError
+from recording_engine import RecordingEngine, Tensors
 
 from actors.weights import follower
 from actors.weights.files import MANIFEST, FileTransport
@@ -21,12 +22,9 @@ from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransportError, make_transport
 from environments.errors import ConfigError, PartLostError
-from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:
     import torch
-
-Tensors = dict[str, "torch.Tensor"]
 
 
 def weights(seed: int) -> Tensors:
@@ -40,18 +38,6 @@ def weights(seed: int) -> Tensors:
         "large": torch.randn(40, 10, generator=generator),
         "scalar": torch.tensor(float(seed)),
     }
-
-
-class RecordingEngine:
-    """Remembers what was loaded into it."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.loaded: Tensors = {}
-
-    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self.version = version
-        self.loaded = {name: tensor.clone() for bucket in buckets for name, tensor in bucket.tensors()}
 
 
 def publish(transport: FileTransport, version: int) -> str:
