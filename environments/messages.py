@@ -43,10 +43,10 @@ class MessageTable:
     def numbers(self, messages: Iterable[Message]) -> list[int]:
         """The numbers of ``messages``, of which those that are not there yet are stored."""
         if not self._numbers:
-            self._numbers = {_key(message): number for number, message in enumerate(self._messages)}
+            self._numbers = {json_key(message): number for number, message in enumerate(self._messages)}
         found = []
         for message in messages:
-            number = self._numbers.setdefault(_key(message), len(self._messages))
+            number = self._numbers.setdefault(json_key(message), len(self._messages))
             if number == len(self._messages):
                 self._messages.append(message)
             found.append(number)
@@ -81,7 +81,7 @@ class Conversation(NamedTuple):
         return self._replace(span=self.span.extended(self.table.numbers(messages)))
 
 
-def _key(value: Any) -> Hashable:
+def json_key(value: Any) -> Hashable:
     """A key that two values share where both become the same JSON.
 
     A value of a type that JSON does not know is the same as no other one.
@@ -92,7 +92,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, dict):
         if _TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
             return kind, *value.items()
-        return kind, *((type(name), name, _key(item)) for name, item in value.items())
+        return kind, *((type(name), name, json_key(item)) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return kind, *map(_key, value)
+        return kind, *map(json_key, value)
     return kind, id(value)
