@@ -91,8 +91,8 @@ class Session:
         """The places of all calls that were answered."""
         self._call = PolicyCall([])
         """The call that was placed last."""
-        self._path: list[int] = [START]
-        """The places of ``START`` and of its messages."""
+        self._path: list[int] = []
+        """The places of ``START`` and of its messages; empty before the first call."""
         self._own: list[_Answered | None] = []
         """The calls whose answers its messages are; ``None`` for each that is none."""
         self._tools = ""
@@ -105,7 +105,7 @@ class Session:
         since, stands behind all of them.
         """
         num_same = sum(takewhile(bool, map(is_, call.messages, self._call.messages)))
-        path, own = self._path[: num_same + 1], self._own[:num_same]
+        path, own = self._path[: num_same + 1] or [START], self._own[:num_same]
         for message in call.messages[num_same:]:
             own.append(self._own_answer(path[-1], message) if message["role"] == "assistant" else None)
             path.append(self._place(path[-1], message) if own[-1] is None else own[-1].path[-1])
@@ -130,6 +130,7 @@ class Session:
             message: what the program is told of it.
         """
         path = self._path
+        assert path, "a call has to be placed before it is answered"
         place = len(self._messages)  # of its own, also where the model has said the same before
         self._messages.append({"role": "assistant", "content": text})
         answered = _Answered(self.num_calls, [*path, place], message)
@@ -196,7 +197,7 @@ def _likeness(sent: Message, given: Message) -> int:
     if not _same_words(content, sent_content) or (thought and not has_thought):
         return 0
     calls, sent_calls = given.get("tool_calls") or [], sent.get("tool_calls") or []
-    if calls != sent_calls and list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):
+    if list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):  # as text, since 1 == True
         return 0
     has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
     return 1 + has_thought + has_ids

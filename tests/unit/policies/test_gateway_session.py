@@ -2,55 +2,172 @@
 
 from __future__ import annotations
 
-import copy
-import random
+import json
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from actors.rollouts.rollout import PastTurns
+from environments.thoughts import split_thought
+from environments.types import Completion, Message, Step, Trajectory
+from policies.agents.parsers import get_tool_parser
+from policies.chat import ChatRenderer
+from policies.gateway.answers import for_template, message_of
 from policies.gateway.calls import policy_call
-from policies.gateway.session import PlacedCall, PolicyCall, Session
+from policies.gateway.session import PlacedCall, Session
+from policies.learning.samples import TrainingSample, training_samples
 from policies.model_api.dialects.base import Chat, ChatReader
 from policies.model_api.dialects.messages import Messages
 from policies.model_api.dialects.responses import Responses
 from policies.model_api.errors import InvalidRequestError
+from policies.sampler import Turn
+from policies.tiny import build_tokenizer
 
-TOOL = {"type": "function", "function": {"name": "f"}}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": name}} for name in "fg"]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+ANSWERS = ("yes", " yes", "<think>\nwhy\n</think>\n\nno", CALL)
+"""Texts that the model says."""
+VALUES = ("1", "true", "1.0", '"1"', "0", "false")
+"""Values of an argument as a program writes them anew, of which the first and third mean what was said."""
+PARSER = get_tool_parser("qwen")
+TEXTS = st.sampled_from(["a", " a", "yes", "1"])
+PLACES = st.integers(0, 9)
+EDITS = st.one_of(
+    st.tuples(st.just("say"), TEXTS),
+    st.tuples(st.just("answer"), TEXTS),
+    st.tuples(st.just("cut"), PLACES),
+    st.tuples(st.just("compact"), PLACES),
+    st.tuples(st.just("edit"), PLACES, TEXTS),
+    st.tuples(st.just("arguments"), PLACES, st.sampled_from(VALUES)),
+    st.tuples(st.just("thought"), PLACES),
+    st.tuples(st.just("fork"), PLACES),
+)
+CALLS = st.lists(
+    st.tuples(
+        st.lists(EDITS, max_size=3),
+        st.sampled_from(ANSWERS),
+        st.sampled_from((None, 1, 2, 2)),
+        st.integers(1, 2),
+    ),
+    max_size=8,
+)
+"""Calls of a program: edits of its history before each, the answer, the tools, and how often it is made."""
 
 
-def conversation(rng: random.Random) -> list[list[dict[str, Any]]]:
-    """The messages of a program's calls, as it goes on, is cut and is edited."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}]
-    calls = []
-    for _ in range(12):
-        if rng.random() < 0.2:
-            del messages[rng.randrange(1, len(messages) + 1) :]
-        if rng.random() < 0.2:
-            messages[rng.randrange(len(messages))]["content"] = rng.choice(["s", "edited", "answer"])
-        messages.append({"role": "user", "content": rng.choice(["a", "b"])})
-        calls.append(copy.deepcopy(messages))
-        answer = {"role": "assistant", "content": rng.choice(["answer", " answer", "other"])}
-        messages.append(answer | ({"tool_calls": [copy.deepcopy(CALL)]} if rng.random() < 0.3 else {}))
+def edited(history: list[Message], past: list[str], edit: tuple[Any, ...]) -> list[Message]:
+    """The history after an edit; ``past`` has the histories of all calls before."""
+    kind, place, *value = edit
+    if kind in ("say", "answer"):
+        return [*history, {"role": "user" if kind == "say" else "assistant", "content": place}]
+    if kind == "fork":
+        return json.loads(past[place % len(past)])
+    message = history[place := place % len(history)]
+    called = [call["function"] for each in history for call in each.get("tool_calls", ())]
+    match kind:
+        case "cut":
+            return history[: place + 1]
+        case "compact":
+            return [*history[:1], {"role": "user", "content": "in short"}, *history[place + 1 :]]
+        case "edit":
+            message["content"] = value[0]
+        case "thought":
+            message.pop("reasoning_content", None)
+        case "arguments":
+            for function in called[place % max(len(called), 1) :][:1]:
+                function["arguments"] = f'{{"x": {value[0]}}}'
+    return history
+
+
+@cache
+def renderer() -> ChatRenderer:
+    return ChatRenderer(build_tokenizer([[{"role": "user", "content": "a yes no in short"}]]))
+
+
+Script = list[tuple[list[tuple[Any, ...]], str, int | None, int]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A call: its messages as they came, its place, and its turn."""
+
+    came: list[Message]
+    placed: PlacedCall
+    step: Step
+
+
+def played(script: Script, remembers: bool) -> list[Played]:
+    """A program's calls: as they were placed, their turns, and what is trained of them.
+
+    Args:
+        remembers: False reads and places all messages of each call anew.
+    """
+    session, reader, past = Session(), ChatReader(), PastTurns()
+    history: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    sent, calls, number = [json.dumps(history)], [], 0
+    for edits, text, tools, times in script:
+        for edit in edits:
+            history = edited(history, sent, edit)
+        sent.append(json.dumps(history))
+        offered = {} if tools is None else {"tools": TOOLS[:tools]}
+        for _ in range(times):
+            body = {"model": "m", "messages": json.loads(sent[-1]), **offered}
+            call = policy_call((reader if remembers else ChatReader()).read(body))
+            placed = session.place(call)
+            previous, messages = past.before(placed.messages)
+            prompt_ids = renderer().prompt_ids(messages, previous, call.tools)
+            ids = (*renderer().encode(text), renderer().eos_token_id)
+            completion = Completion(
+                prompt_ids=tuple(prompt_ids),
+                completion_ids=ids,
+                logprobs=(0.0,) * len(ids),
+                text=text,
+                finish_reason="stop",
+            )
+            past.add(Turn(messages=messages, completion=completion, tools=call.tools))
+            message = message_of(text, [], PARSER if call.tools else None, number)
+            number += len(message.get("tool_calls", ()))
+            session.answer(text, for_template(message))
+            step = Step(chat_completions=messages, completion=completion)
+            calls.append(Played(call.messages, placed, step))
+        history.append(json.loads(json.dumps(message)))
     return calls
 
 
-def placed(calls: list[PolicyCall]) -> list[PlacedCall]:
-    session, found = Session(), []
-    for call in calls:
-        found.append(session.place(call))
-        session.answer("answer", {"role": "assistant", "content": "answer"})
-    return found
+@given(CALLS)
+@example([([], CALL, 2, 1), ([("arguments", 0, "true")], "yes", 2, 1)])
+@example(
+    [([], CALL, 2, 1), ([("arguments", 0, "0")], "yes", 2, 1), ([("arguments", 0, "false")], "yes", 2, 1)]
+)
+@settings(deadline=None, max_examples=50, derandomize=True)
+def test_remembered_messages_leave_the_tree_as_it_is(script: Script) -> None:
+    calls, anew = played(script, remembers=True), played(script, remembers=False)
+    assert calls == anew
+    assert trained(calls) == trained(anew)
+    for call in calls:  # as text, since 1 == True
+        assert json.dumps(call.step.chat_completions) == json.dumps(call.placed.messages)
+        for came, shown in zip(call.came, call.placed.messages, strict=True):
+            said = for_template(message_of(shown["content"], [], PARSER, 0))
+            assert json.dumps(came) == json.dumps(shown) or meaning(came) == meaning(said)
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_remembered_messages_leave_the_tree_as_it_is(seed: int) -> None:
-    bodies = [{"model": "m", "messages": each, "tools": [TOOL]} for each in conversation(random.Random(seed))]
-    reader = ChatReader()
-    remembered = [policy_call(reader.read(copy.deepcopy(body))) for body in bodies]
-    anew = [policy_call(Chat(body).chat_request()) for body in bodies]
-    assert remembered == anew
-    assert placed(remembered) == placed(anew)
+def trained(calls: list[Played]) -> list[TrainingSample]:
+    return training_samples(Trajectory(rollout_id="a", steps=[call.step for call in calls]))
+
+
+def meaning(message: Message) -> str:
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+    ]
+    return json.dumps([split_thought(message["content"] or "")[1].split(), calls]).replace("1.0", "1")
+
+
+def test_answer_needs_a_call_that_was_placed() -> None:
+    with pytest.raises(AssertionError, match="placed before"):
+        Session().answer("a", {"role": "assistant", "content": "a"})
 
 
 def test_message_that_was_read_is_not_read_again() -> None:
