@@ -98,8 +98,17 @@ def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> Tra
     """The configuration of a run's settings file, in which ``overrides`` have changed something.
 
     Raises:
-        ConfigError: an override cannot be read, or names no setting; the file is of something else.
+        ConfigError: an override cannot be read, or names no setting; the file is of something else, or has a
+            setting by two names.
     """
+    given = dict(_settings(_as_mapping(settings), {*field_names(), *former.NAMES}))
+    names = {leaf for name, value in given.items() if value is not None for leaf in _leaf_names(name, value)}
+    for before, (place, _) in {**former.MOVED, **former.PAIRS}.items():
+        if names >= {before, now := place.replace(":", ".")}:
+            raise ConfigError(
+                f"The settings have {before} and {now}, its name of today: leave the first out."
+            )
+    settings = former.translated(given)  # first, since an override by the new name holds over the old one
     for override in _parsed(overrides):
         _check(override)
         settings = {**settings, override.key_or_group: override.value()}  # the later one holds

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from environments.errors import ConfigError
 from launch.settings import former
-from launch.settings.compose import as_train_config, compose, field_names
+from launch.settings.compose import as_train_config, compose, field_names, with_overrides
 from launch.settings.tree import TrainConfig
 from launch.validation.settings import check_training_settings
 from policies.learning.settings import OptimizerConfig, critic_optimizer, phase_optimizer
@@ -133,6 +133,32 @@ def test_former_setting_wins_over_the_recipe() -> None:
     config = compose(["recipe=guess", "learner.optimizer.schedule=constant", "warm_start.optimizer.lr=0.1"])
     assert config.learner.optimizer == OptimizerConfig(lr=5e-4, warmup_steps=3)
     assert config.warm_start.optimizer == {"lr": 0.1, "warmup_steps": 20, "min_lr_ratio": 0.1}
+
+
+@pytest.mark.parametrize(
+    "override", ["run.checkpoints.every=10", "run.checkpoint_every=10", "run.checkpoints={every: 10}"]
+)
+def test_override_by_either_name_holds_over_a_file(override: str) -> None:
+    for settings in ({"run": {"checkpoint_every": 20}}, {"run": {"checkpoints": {"every": 20}}}):
+        assert with_overrides(settings, [override]).run.saving.every == 10
+
+
+def test_override_of_a_pair_holds_over_the_bounds_of_before() -> None:
+    config = with_overrides({"selection": {"min_reward": 0.1}}, ["selection.reward_range=[null,2]"])
+    assert config.selection.reward_range == [None, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("run.checkpoint_every", {"run": {"checkpoints": {"every": 20}}}),
+        ("fleet.num_cpus_per_actor", {"fleet.nodes": {"CPU": 2}}),
+        ("selection.min_reward", {"selection": {"reward_range": [0.1, None]}}),
+    ],
+)
+def test_setting_by_two_names_is_refused_by_both(before: str, now: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"have {before} and [\w.]+, its name of today"):
+        with_overrides({before: 1, **now}, [])
 
 
 def test_former_value_that_could_not_be_is_refused() -> None:
