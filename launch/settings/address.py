@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from environments.errors import ConfigError
 
 SECRETS = re.compile(
-    r"(?<=://)[^\s@]*:\S*@"  # a name and a password
+    r"(?<=://)(?![^\s:/@]+:\d{1,5}/)[^\s@]*:\S*@"  # a name and a password, and no host with its port
     r"|(?<![\w/])[\w.+-]+:(?!//)\S*@"  # the same without a protocol, or before another one
     r"|(?<=http://)[^\s/@]+@|(?<=https://)[^\s/@]+@"  # a token
     r"|(?<=[?#])[^\s'\"]+"
@@ -25,8 +25,9 @@ def check_address(setting: str, address: object) -> None:
     """Raise ``ConfigError`` unless ``address`` is a text without a password or a key."""
     if not isinstance(address, str):
         raise ConfigError(f"{setting} has to be an address, such as s3://bucket/run.")
-    plain = unquote(address)
-    if masked(plain) != plain:
+    for plain in (address, unquote(address)):  # a password may have a slash only as %2F
+        if masked(plain) == plain:
+            continue
         raise ConfigError(
             f"{setting}={masked(plain)} holds what may be a password or a key, which logs and settings.yaml "
             "would show: leave it out, and set it in variables or files of the package of the file system, "

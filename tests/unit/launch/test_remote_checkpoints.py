@@ -439,6 +439,7 @@ WITH_SECRETS = [
     "ftp://me:@hush@host/run",
     "https://hush@host/run",
     "me:hush@host:/run",
+    "ftp://me:12%2Fhush@host/run",
     "simplecache::s3://AKIA:hush@bucket/run",
     "s3://bucket/run?key=hush",
     "s3://bucket/run?X-Amz-Signature=hush&b=1",
@@ -456,6 +457,7 @@ PLAIN = [
     "sftp://me@host:22/run",
     "hf://datasets/me/box@main/run",
     "hdfs://host:8020/run",
+    "hdfs://host:8020/run@v1",
 ]
 
 
