@@ -141,9 +141,9 @@ def export_model(run: str, target: Path) -> str:
             name = RemoteCheckpoints("RUN", run).fetch_part(part, folder)
         elif (checkpoint := CheckpointFolder(Path(run), kept=1).latest()) is not None:
             name = checkpoint.name
-            check_one_model(checkpoint)
-            shutil.copytree(checkpoint / part, folder / part)
             shutil.copyfile(checkpoint / STATE, folder / STATE)
+            if (checkpoint / part).is_dir():
+                shutil.copytree(checkpoint / part, folder / part)
         if name is None:
             raise ConfigError(f"{run} has no whole checkpoint: name a run, or its run.checkpoints.to.")
         check_one_model(folder)
