@@ -150,6 +150,15 @@ def test_seat_is_compared_with_the_same_seat_of_others() -> None:
     assert found["0/1"] == found["0/2"] == {0: -1.0, 2: -1.0, 1: 1.0, 3: 1.0}
 
 
+def test_seat_of_another_policy_counts_nowhere() -> None:
+    tied = [[("a", {}), ("b", {"a": reward, "b": 0.0})] for reward in (1.0, -1.0)]
+    played = group(*tied)
+    own = {each.rollout_id: training_samples(each)[:1] for each in played.trajectories}
+    credited, _ = assign_credit([played], own, resolve(AlgorithmConfig(name="gpg"), 64), 0.0)
+    # Were the two rewards of b, which are alike, in the size of the batch, these would be twice as large.
+    assert [set(rows[0].advantages) - {0.0} for rows in credited.values()] == [{1.0}, {-1.0}]
+
+
 def test_credit_by_turn_discounts_within_the_seat() -> None:
     found = advantages(group(WON_BY_A, WON_BY_B), PER_STEP)
     assert found["0/0"] == {0: 1.0, 2: 2.0, 1: -1.0, 3: -2.0}
