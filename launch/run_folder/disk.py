@@ -16,12 +16,19 @@ MIN_FREE_BYTES = 1 << 20
 
 @contextmanager
 def full_disk_explained(directory: Path) -> Iterator[None]:
-    """Raises ``TroupeError`` for what a full disk has ended in the block, which writes to ``directory``."""
+    """Raises ``TroupeError`` for what a full disk has ended in the block, which writes to ``directory``, or
+    the end of that folder.
+    """
     try:
         yield
     except TroupeError:
         raise
     except Exception as error:
+        if not directory.exists():
+            raise TroupeError(
+                f"run.directory={directory} was deleted while its run was writing to it: start anew, or "
+                "from its copy at run.checkpoints.to, if it has one, by run.resume=ADDRESS."
+            ) from error
         free = shutil.disk_usage(directory).free
         if free >= MIN_FREE_BYTES and not any(sign in _messages(error) for sign in SIGNS):
             raise

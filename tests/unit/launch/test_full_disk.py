@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from environments.errors import TroupeError
 from launch import train
 from launch.reporting.tracker import SETTINGS
 from launch.run_folder.disk import full_disk_explained
+from launch.run_folder.jsonl_log import JsonlLog
 
 
 def test_full_disk_ends_a_training_with_one_sentence(
@@ -30,3 +32,11 @@ def test_full_disk_is_told_from_another_error_by_what_led_to_it(tmp_path: Path) 
             raise RuntimeError("the plot was not drawn") from None
     with pytest.raises(RuntimeError, match="not drawn"), full_disk_explained(tmp_path):
         raise RuntimeError("the plot was not drawn")
+
+
+def test_folder_that_is_deleted_ends_a_run_with_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    log = JsonlLog(folder / "metrics.jsonl", last_step=0)
+    shutil.rmtree(folder)
+    with pytest.raises(TroupeError, match=f"{folder} was deleted while"), full_disk_explained(folder):
+        log.append({"step": 1})
