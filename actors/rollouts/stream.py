@@ -91,6 +91,7 @@ class TrajectoryStream:
             group_ids: the one to prefer first, where several are complete.
         """
         wanted = set(group_ids)
+        assert wanted and wanted <= self._groups.keys(), f"request() comes first: {group_ids}"
         complete = next(filter(self._complete.__contains__, group_ids), None)
         if complete is None and self._before_wait is not None:
             self._before_wait()

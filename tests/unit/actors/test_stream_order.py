@@ -49,6 +49,12 @@ def test_of_several_that_are_complete_the_first_named_is_taken() -> None:
     assert stream.take("b", "a").group_id == "b"
 
 
+@pytest.mark.parametrize("names", [("b",), ("a", "b"), ()])
+def test_group_that_was_never_requested_is_not_waited_for(names: tuple[str, ...]) -> None:
+    with pytest.raises(AssertionError, match=r"request\(\) comes first"):
+        ListedStream(["a/0"]).take(*names)
+
+
 class InterruptedStream(ListedStream):
     """Counts what is sent, and fails once when ``left`` trajectories are still to come."""
 
