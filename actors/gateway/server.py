@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from actors.serving.errors import error_response
 from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys, unknown_key
 from environments.errors import TroupeError
+from environments.messages import json_key
 from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
@@ -57,6 +58,8 @@ class _Session:
 
     calls: ProgramCalls
     conversations: dict[str, list[Json]] = field(default_factory=dict)
+    items: dict[Hashable, Json] = field(default_factory=dict)
+    """The items of the conversations, each once, though a client sends all of them with every call."""
     chats: ChatReader = field(default_factory=ChatReader)
 
 
@@ -112,7 +115,9 @@ class Gateway:
         else:
             events = [dialect.answer(completion)]
         if isinstance(dialect, Responses) and dialect.is_stored:
-            session.conversations[dialect.response_id] = dialect.conversation()
+            session.conversations[dialect.response_id] = [
+                session.items.setdefault(json_key(item), item) for item in dialect.conversation()
+            ]
         if not chat.stream:
             return JSONResponse(events[0])
         return StreamingResponse(_stream(events, dialect), media_type=EVENTS)

@@ -16,6 +16,7 @@ import pytest
 
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
 from actors.gateway.function import RolloutFunction, pair_of
+from actors.gateway.server import gateway
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
 from actors.rollouts.time_limit import TimeLimit
@@ -649,6 +650,22 @@ def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) 
         "foreign_answers": 0.0,
         "unseen_answers": 0.0,
     }
+
+
+def test_stored_responses_hold_what_they_share_once() -> None:
+    held: list[int] = []
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        items: list[Any] = []
+        for number in range(4):
+            items.append({"role": "user", "content": f"{number}"})
+            await client.openai.responses.create(model="gpt-9", input=items)
+            session = gateway()._sessions[client.api_key]
+            held.append(len({id(item) for each in session.conversations.values() for item in each}))
+        return 1.0
+
+    play(solve)
+    assert held == [2, 4, 6, 8], "a question and an answer with each call, though all are sent each time"
 
 
 def test_errors_have_the_form_of_their_dialect() -> None:
