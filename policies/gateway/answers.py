@@ -59,17 +59,17 @@ def completion_of(answer: Json, model: str) -> Json:
 
 async def chunks_of(completion: Json, includes_usage: bool) -> AsyncIterator[Json]:
     """The chunks of a ``chat.completion``: its text is there as a whole, so they are few."""
-    (choice,) = completion["choices"]
-    message = choice["message"]
     head = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
     head["object"] = "chat.completion.chunk"
-    deltas: list[Json] = [{"role": "assistant", "content": ""}]
-    deltas += [{key: message[key]} for key in ("reasoning_content", "content") if message.get(key)]
-    if calls := message.get("tool_calls"):
-        deltas.append({"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
-    ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
-    for delta, reason in ended:
-        part = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        yield {**head, "choices": [part]}
+    for choice in completion["choices"]:
+        message = choice["message"]
+        deltas: list[Json] = [{"role": "assistant", "content": ""}]
+        deltas += [{key: message[key]} for key in ("reasoning_content", "content") if message.get(key)]
+        if calls := message.get("tool_calls"):
+            deltas.append({"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
+        ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
+        for delta, reason in ended:
+            part = {"index": choice["index"], "delta": delta, "finish_reason": reason, "logprobs": None}
+            yield {**head, "choices": [part]}
     if includes_usage:
         yield {**head, "choices": [], "usage": completion["usage"]}

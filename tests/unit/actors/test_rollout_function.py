@@ -252,6 +252,17 @@ def test_stream_has_the_same_answer() -> None:
     assert play(solve).reward == 1.0
 
 
+def test_stream_has_all_choices() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        texts = ["", ""]
+        async for chunk in await say(client, "a", stream=True, n=2):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        return float(texts == ["You said a"] * 2)
+
+    assert play(solve).reward == 1.0
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
