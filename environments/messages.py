@@ -81,6 +81,14 @@ class Conversation(NamedTuple):
         return self._replace(span=self.span.extended(self.table.numbers(messages)))
 
 
+def same_messages(ones: list[Message], others: list[Message]) -> bool:
+    """Return whether both become the same JSON. In Python 1 == True, so that ``==`` does not say it."""
+    return ones == others and all(
+        _TEXT.issuperset(map(type, one.values())) or json_key(one) == json_key(other)
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
 def json_key(value: Any) -> Hashable:
     """A key that two values share where both become the same JSON.
 

@@ -27,7 +27,7 @@ from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
 from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError
-from environments.messages import json_key
+from environments.messages import same_messages
 from environments.types import (
     STATE_KEY,
     Action,
@@ -323,8 +323,7 @@ class PastTurns:
         for turn in reversed(self._turns):
             count = len(turn.messages)
             goes_on = count < len(messages) and _holds(messages[count], turn.completion)
-            # By keys, since 1 == True.
-            if goes_on and [*map(json_key, messages[:count])] == [*map(json_key, turn.messages)]:
+            if goes_on and same_messages(messages[:count], turn.messages):
                 return turn, [*turn.messages, *copy.deepcopy(messages[count:])]
         return (self._turns[-1] if self._turns else None), copy.deepcopy(messages)
 

@@ -92,11 +92,11 @@ def assign_credit(
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
         for seat in trajectory.seat_rewards
     ]
-    trained = {tokens.comparison_id for tokens in sampled if tokens.samples}
+    learning = {tokens.comparison_id for tokens in sampled if tokens.samples}
     sampled = [
         tokens
         for tokens in sampled
-        if tokens.samples or (algorithm.estimator.uses_untrained and tokens.comparison_id in trained)
+        if tokens.samples or (algorithm.estimator.uses_untrained and tokens.comparison_id in learning)
     ]
     metrics = _subtract_penalties(sampled, algorithm, kl_coef)
     units = credit_units(sampled, algorithm)
