@@ -82,12 +82,8 @@ class ChatRenderer:
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
 
-    def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
-        """The prompt [P] of a request, as a sampler may compare and keep it. Raises as ``encode_request``."""
-        return tuple(self.encode_request(request))
-
-    def encode_request(self, request: SampleRequest) -> array[int]:
-        """The prompt [P] of a request, as ``prompt_ids`` makes it.
+    def request_ids(self, request: SampleRequest) -> array[int]:
+        """The prompt [P] of a request, as ``prompt_ids`` makes it; ``tuple`` of it has a hash.
 
         Raises:
             AgentError: the chat template rejects the messages, or does not show all of them, or the tools.

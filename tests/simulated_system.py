@@ -233,7 +233,7 @@ class Usage:
 class WordRenderer:
     """Stands in for ``ChatRenderer``: a message is a token."""
 
-    def encode_request(self, request: SampleRequest) -> tuple[int, ...]:
+    def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
         return tuple(range(1, len(request.messages) + 1))
 
     def completion_text(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:

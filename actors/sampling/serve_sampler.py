@@ -91,7 +91,7 @@ class ServeSampler(Sampler):
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
-        prompt_ids = self._renderer.encode_request(request)
+        prompt_ids = self._renderer.request_ids(request)
         params = request.params_within(len(prompt_ids))
         output = await self.sample_tokens(
             TokenRequest(

@@ -281,11 +281,6 @@ def test_what_a_template_would_leave_out_is_named() -> None:
     assert renderer().template.unseen(calls, [{"type": "function"}]) is None
 
 
-def test_prompt_of_a_request_may_be_compared_and_kept() -> None:
-    prompt_ids = renderer().request_ids(SampleRequest(messages=[SYSTEM]))
-    assert {prompt_ids: 1}[tuple(renderer().prompt_ids([SYSTEM]))] == 1
-
-
 def test_prompt_that_cannot_fit_is_found_before_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     messages: list[Message] = [SYSTEM, {"role": "user", "content": "What? " * 100_000}]
