@@ -27,7 +27,7 @@ from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
 from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError
-from environments.messages import same_messages
+from environments.messages import same_types
 from environments.types import (
     STATE_KEY,
     Action,
@@ -323,7 +323,8 @@ class PastTurns:
         for turn in reversed(self._turns):
             count = len(turn.messages)
             goes_on = count < len(messages) and _holds(messages[count], turn.completion)
-            if goes_on and same_messages(messages[:count], turn.messages):
+            is_same = goes_on and messages[:count] == turn.messages
+            if is_same and same_types(turn.messages, messages):
                 return turn, [*turn.messages, *copy.deepcopy(messages[count:])]
         return (self._turns[-1] if self._turns else None), copy.deepcopy(messages)
 
