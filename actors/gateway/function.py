@@ -285,6 +285,7 @@ class Program:
             key=self._key,
             open_to_others=lambda: self._gateway.remote_url,
             idle_seconds=calls.idle_seconds,
+            serve=self._gateway.serve,
         )
         self._client = PolicyClient(access, is_async=_is_async(function))
         self._cancel: Callable[[], object] = lambda: None
