@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -78,6 +79,7 @@ class PolicyClient:
         base_url: address for clients of OpenAI's API; it ends with ``/v1``.
         api_key: opens this rollout only, until it has ended.
         model: a name for the field ``model``; all names mean the policy.
+        session: name of the rollout, under which a reward is given later. It opens nothing.
 
     Args:
         is_async: the function is a coroutine function, and gets asynchronous clients.
@@ -85,6 +87,7 @@ class PolicyClient:
 
     def __init__(self, access: Access, is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
+        self.session = secrets.token_urlsafe(12)
         self._access, self._is_async = access, is_async
         self._programs: set[Supervised] = set()
         self._is_closed = False
