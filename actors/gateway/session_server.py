@@ -172,9 +172,9 @@ class SessionServer:
         """End a session by the result of its program, or keep the reward of one that has ended."""
         result, name = _checked(await self._body(request)), request.path_params["id"]
         session = self._open.get(name)
-        if session is not None and "later" in result:
-            await asyncio.to_thread(self._late.expect, name)
         if session is not None and session.claimed.done() and not session.result.done():
+            if "later" in result:
+                self._late.expect(name)  # in this thread: no other result can come meanwhile
             session.result.set_result(result)
             return JSONResponse({"id": name, "object": "session", **result})
         try:
@@ -187,7 +187,7 @@ class SessionServer:
                 f"No session {name!r} waits for a reward: it has its reward already, or its rollout has "
                 "reached a limit, or there was never one.",
             ) from error
-        return JSONResponse({"id": name, "object": "session", "kept_in": str(self._late.folder), **result})
+        return JSONResponse({"id": name, "object": "session", "late": True, **result})
 
     async def _body(self, request: Request) -> Json:
         """The fields that somebody with a key has sent."""

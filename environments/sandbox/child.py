@@ -83,7 +83,7 @@ def main() -> None:
     apart = leave_namespaces()
     die_with_parent(settings["parent"])
     if apart:
-        go_on_as_first_process()
+        os.close(go_on_as_first_process())
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # all processes of the program stay below this one
     supervisor = os.getpid()
     program = os.fork()
@@ -126,21 +126,13 @@ def enclose(
     if not leave_namespaces():
         sys.exit(1)
     die_with_parent(os.getppid())
-    reading, writing = os.pipe()
-    first = os.fork()
-    if first:
-        os.waitpid(first, 0)
-        os.close(writing)
-        end_as(int(os.read(reading, 20) or signal.SIGKILL))
-    os.setsid()
-    die_with_parent(0)
+    outside = go_on_as_first_process()
     program = os.fork()
     if program:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # see ``go_on_as_first_process``
         ended = status = 0
         while ended != program:  # orphans end here too
             ended, status = os.wait()
-        os.write(writing, str(status).encode())
+        os.write(outside, str(status).encode())
         os._exit(0)
     os.setsid()
     die_with_parent(1)
@@ -188,18 +180,23 @@ def leave_namespaces() -> bool:
     return True
 
 
-def go_on_as_first_process() -> None:
+def go_on_as_first_process() -> int:
     """Go on in the first process of the new namespace. The program cannot end it, nor look into it.
 
-    The kernel gives it no signal from within, and it keeps the capabilities that the program gives up.
+    The kernel gives it no signal from within, and it keeps the capabilities that the program gives up. The
+    process outside ends in the way of the wait status that is written to the descriptor that this returns.
     """
+    reading, writing = os.pipe()
     first = os.fork()
     if first:
+        os.close(writing)
         os.waitpid(first, 0)
-        os._exit(1)
+        end_as(int(os.read(reading, 20) or signal.SIGKILL))
+    os.close(reading)
     os.setsid()  # a signal of the program to its group would reach the process outside too
     die_with_parent(0)  # seen from a namespace, a process outside has no number
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # with Python's own handler the program could send it
+    return writing
 
 
 def close_files(directory: str, file_bytes: int) -> bool:
