@@ -14,6 +14,7 @@ from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.recording import RecordedRollouts
 from launch.training.selection import TOO_FEW_MEMBERS, reason_to_drop
+from policies.learning.credit import assign_credit
 from policies.learning.samples import training_samples
 
 LATER = TerminationReason.UNJUDGED
@@ -91,6 +92,19 @@ def test_groups_are_whole_with_rewards_that_came_later(tmp_path: Path) -> None:
     (sample,) = training_samples(late)
     assert sample.num_sampled_tokens == 2
     assert late.completions[0].policy_version == 3
+
+
+def test_late_member_is_compared_with_those_learned_from_before(tmp_path: Path) -> None:
+    rewards = given(tmp_path / "late").read() | {"session-00000001-4": {"reward": 2.5}}
+    _, second = late_groups(past_run(tmp_path / "a"), rewards)
+    trained, late = second.trajectories
+    config = TrainConfig()
+    config.algorithm.name = "rloo"
+    samples = {each.rollout_id: training_samples(each) for each in second.trajectories}
+    credited, _ = assign_credit([second], samples, algorithm_of(config), 0.0)
+    ((sample,),) = credited.values()
+    assert sample.rollout_id == late.rollout_id
+    assert {value for value in sample.advantages if value} == {2.5 - trained.reward}
 
 
 def test_replay_takes_groups_that_were_judged_later(
