@@ -32,6 +32,8 @@ class TerminationReason(StrEnum):
     been done with the answer that this limit has cut: its reward stays."""
     TIMEOUT = "timeout"
     """The trajectory ran longer than its time limit; its actor was ended."""
+    UNJUDGED = "unjudged"
+    """The function or program has ended, and its reward will come later: this run does not learn from it."""
     AGENT_ERROR = "agent_error"
     """The agent raised or broke its contract; ``Trajectory.error`` says how, as for all that follow."""
     ENV_ERROR = "env_error"

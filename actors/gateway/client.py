@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +18,8 @@ from typing import Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
+from environments.sandbox.child import seen_paths
+from environments.sandbox.local import EnclosedProgram
 from environments.sandbox.process_tree import Supervised, bytes_within, remove_folder, usage_of
 
 MODEL = "policy"
@@ -35,7 +39,7 @@ class ProgramLimits:
     file_bytes: int = 256 << 20
     """Size of all files in its folder."""
     num_threads: int = 512
-    """Threads of all its processes."""
+    """Threads of all its processes; the kernel lets an isolated program have 300."""
     output_bytes: int = 64 << 10
     """Most of its output that is kept: the beginning and the end."""
 
@@ -64,6 +68,8 @@ class Access:
     """Function that has the gateway listen for other machines too, and returns its address for them."""
     idle_seconds: Callable[[], float]
     """Function that returns the time since their last call; 0 before the first, and while one waits."""
+    serve: Callable[[socket.socket], Callable[[], None]]
+    """Function that answers at another listening socket too, until the one that it returns is called."""
 
 
 class PolicyClient:
@@ -73,6 +79,7 @@ class PolicyClient:
         base_url: address for clients of OpenAI's API; it ends with ``/v1``.
         api_key: opens this rollout only, until it has ended.
         model: a name for the field ``model``; all names mean the policy.
+        session: name of the rollout, under which a reward is given later. It opens nothing.
 
     Args:
         is_async: the function is a coroutine function, and gets asynchronous clients.
@@ -80,6 +87,7 @@ class PolicyClient:
 
     def __init__(self, access: Access, is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
+        self.session = secrets.token_urlsafe(12)
         self._access, self._is_async = access, is_async
         self._programs: set[Supervised] = set()
         self._is_closed = False
@@ -142,21 +150,27 @@ class PolicyClient:
         collect: Collection[str] = (),
         environment: Mapping[str, str] = {},
         limits: ProgramLimits = ProgramLimits(),  # it is frozen
+        isolated: bool = False,
+        visible: Sequence[str] = (),
     ) -> ProgramResult:
         """Run a program that calls the policy, in a folder of its own, and wait for its end.
 
         It finds the policy by ``self.environment``. All that it has started ends with it, and with the
-        rollout. It is no sandbox: the program may read what this user may. A coroutine function awaits it by
-        ``await asyncio.to_thread(client.run, command)``.
+        rollout. A coroutine function awaits it by ``await asyncio.to_thread(client.run, command)``.
 
         Args:
             command: the program and its arguments.
             files: contents by the path in its folder, which is also its ``HOME``.
             collect: paths in its folder whose contents the result holds.
             environment: more variables.
+            isolated: it runs in namespaces of its own: it reaches no address but ``self.base_url``, sees no
+                other process, and no files but the system's, this Python's packages, its folder and
+                ``visible``. Else it may do what this user may.
+            visible: absolute paths of files and folders that an isolated program may read.
 
         Raises:
-            AgentError: it cannot be started, or the rollout has ended.
+            AgentError: it cannot be started.
+            ConfigError: this machine does not let it be isolated.
         """
         with ExitStack() as ending:
             folder = tempfile.mkdtemp(prefix="rollout-")
@@ -167,10 +181,18 @@ class PolicyClient:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
             output = ending.enter_context(tempfile.TemporaryFile())
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-            variables = {**kept, "HOME": folder, **self.environment, **environment}
-            if shutil.which(command[0], path=variables.get("PATH")) is None:
-                raise AgentError(f"The program {command[0]!r} of {list(command)} is not found: install it.")
-            program = Supervised(command, folder, variables, output)
+            variables = {**kept, "HOME": folder, "TMPDIR": folder, **self.environment, **environment}
+            _check_command(command, variables.get("PATH"), folder, visible, isolated)
+            program: Supervised
+            if isolated:
+                variables.pop("SSL_CERT_FILE", None)  # it sees no such file, and calls without TLS
+                address = self._access.url.removeprefix("http://")  # so it finds the policy where others do
+                program = enclosed = EnclosedProgram(
+                    command, folder, variables, output, address, visible, limits.file_bytes
+                )
+                ending.callback(self._access.serve(enclosed.listener))
+            else:
+                program = Supervised(command, folder, variables, output)
             self._programs.add(program)
             ending.callback(self._programs.discard, program)
             ending.callback(program.end)
@@ -178,12 +200,11 @@ class PolicyClient:
             exit_code = program.end()
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
-            found = {name: Path(folder, name) for name in collect}
             return ProgramResult(
                 exit_code=exit_code,
                 output=clip(text, limits.output_bytes),
                 limit=limit,
-                files={name: path.read_bytes() for name, path in found.items() if path.is_file()},
+                files=dict(_collected(Path(folder).resolve(), collect)),
             )
 
     def close(self) -> None:
@@ -191,6 +212,37 @@ class PolicyClient:
         self._is_closed = True
         for program in list(self._programs):
             program.end()
+
+
+def _check_command(
+    command: Sequence[str], path: str | None, folder: str, visible: Sequence[str], isolated: bool
+) -> None:
+    """The program is there, and can be seen where it runs. Raises ``AgentError``."""
+    found = shutil.which(command[0], path=path)
+    if found is None:
+        raise AgentError(f"The program {command[0]!r} of {list(command)} is not found: install it.")
+    if visible and not isolated:
+        raise AgentError(f"visible={list(visible)} has no effect on a program that sees all: isolated=True.")
+    for each in visible:
+        if not os.path.isabs(each) or not os.path.exists(each) or Path(folder).is_relative_to(each):
+            raise AgentError(
+                f"visible={list(visible)} has {each!r}: name absolute paths that exist, and not around "
+                f"{tempfile.gettempdir()}, where the program's own folder lies."
+            )
+    place = Path(os.path.abspath(found))
+    if isolated and not any(map(place.is_relative_to, seen_paths(visible))):
+        raise AgentError(
+            f"An isolated program does not see {place}: add the folder of its installation to visible="
+            f"{list(visible)}, or install it in this Python."
+        )
+
+
+def _collected(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """The files of a program that has ended, without those to which its links lead outside."""
+    for name in names:
+        path = (folder / name).resolve()
+        if path.is_relative_to(folder) and path.is_file():
+            yield name, path.read_bytes()
 
 
 def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:

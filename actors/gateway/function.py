@@ -208,6 +208,7 @@ class FunctionEnv(TaskEnvironment):
     def _next(self) -> tuple[Any, float, bool, Json]:
         """Wait for what the function does next: a call, or its end."""
         event = self._calls.next()
+        assert self._program is not None
         if isinstance(event, WaitingCall):
             call, placed = event.call, self._session.place(event.call)
             self._waiting = event
@@ -218,6 +219,7 @@ class FunctionEnv(TaskEnvironment):
                 "tools": call.tools,
                 "sampling": call.sampling,
                 "place": {
+                    "session": self._program.client.session,
                     "follows": placed.follows,
                     "branch": placed.branch,
                     "overruled": list(call.overruled),
@@ -254,8 +256,8 @@ class FunctionEnv(TaskEnvironment):
             total = math.fsum(value)
             return list(map(float, value)), judge(lambda task_info, action: total, self._task, None)
         raise AgentError(
-            f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, or a "
-            "list with a number for each call."
+            f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, a list "
+            "with a number for each call, or LATER."
         )
 
     def _refuse(self, why: str) -> None:
@@ -285,8 +287,9 @@ class Program:
             key=self._key,
             open_to_others=lambda: self._gateway.remote_url,
             idle_seconds=calls.idle_seconds,
+            serve=self._gateway.serve,
         )
-        self._client = PolicyClient(access, is_async=_is_async(function))
+        self.client = PolicyClient(access, is_async=_is_async(function))
         self._cancel: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="rollout function", daemon=True)
         self._thread.start()
@@ -294,14 +297,14 @@ class Program:
     def end(self) -> None:
         """Close its session, end its programs, cancel it if it is a coroutine, and wait for its end."""
         self._gateway.close(self._key)
-        self._client.close()
+        self.client.close()
         with suppress(RuntimeError):  # its event loop has just ended
             self._cancel()
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            value = self._function(self._task, self._client)
+            value = self._function(self._task, self.client)
             if inspect.isawaitable(value):
                 value = asyncio.run(self._awaited(value))
         except BaseException as error:  # noqa: BLE001  # the environment raises it where it can be named
@@ -316,7 +319,7 @@ class Program:
         try:
             return await value
         finally:
-            await self._client.aclose()
+            await self.client.aclose()
 
 
 def _is_async(function: Callable[..., object]) -> bool:

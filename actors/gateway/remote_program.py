@@ -13,7 +13,7 @@ from actors.gateway.client import PolicyClient
 from environments.base import Task
 from environments.data.trajectory_json import plain_json
 from environments.errors import AgentError, EnvironmentFailure
-from environments.rewards.base import RewardOutput
+from environments.rewards.base import LATER, RewardOutput
 
 if TYPE_CHECKING:
     from httpx import Response
@@ -44,7 +44,12 @@ class RemoteProgram:
         """
         import httpx
 
-        offer = {"task": plain_json(task), "environment": client.remote_environment, "model": client.model}
+        offer = {
+            "id": client.session,
+            "task": plain_json(task),
+            "environment": client.remote_environment,
+            "model": client.model,
+        }
         authorization = {"authorization": f"Bearer {self.key}"}
         try:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
@@ -60,6 +65,8 @@ class RemoteProgram:
             raise EnvironmentFailure(result["unclaimed"])
         if "error" in result:
             raise AgentError(result["error"])
+        if "later" in result:
+            return LATER
         if "rewards" in result:
             return result["rewards"]
         return RewardOutput(result["reward"], is_correct=result.get("is_correct"))

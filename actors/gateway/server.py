@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,10 @@ class Gateway:
     def remote_url(self) -> str:
         """The same for programs of other machines. Nothing listens there before somebody asks for it."""
         return listen(self._app, os.environ.get(NODE_ADDRESS, HOST)).url
+
+    def serve(self, listening: socket.socket) -> Callable[[], None]:
+        """Answer at another listening socket too, until the function that this returns is called."""
+        return serve(self._app, listening).close
 
     def open(self, calls: ProgramCalls) -> str:
         """Open a session; return the key by which its program calls."""
@@ -221,7 +225,11 @@ def listen(app: Starlette, host: str, port: int = 0) -> Listener:
     Raises:
         OSError: the address cannot be listened on.
     """
-    listening = socket.create_server((host, port))
+    return serve(app, socket.create_server((host, port)))
+
+
+def serve(app: Starlette, listening: socket.socket) -> Listener:
+    """Serve ``app`` at a listening socket, which closes with the listener."""
     for option, value in KEEP_ALIVE.items():  # connections inherit them
         listening.setsockopt(*option, value)
     server = uvicorn.Server(
@@ -231,7 +239,8 @@ def listen(app: Starlette, host: str, port: int = 0) -> Listener:
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)
     thread.start()
-    return Listener(f"http://{host}:{listening.getsockname()[1]}", server, thread)
+    host, port = listening.getsockname()[:2]
+    return Listener(f"http://{host}:{port}", server, thread)
 
 
 @functools.cache

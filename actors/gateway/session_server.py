@@ -9,6 +9,9 @@ rollout::
     the task, the address, the key     <-
     POST {address}/chat/completions    --------------------------->   gateway: a turn of the rollout
     POST /sessions/{id}/reward         ->  the reward             ->  the rollout's reward
+
+A program that does not know its reward yet sends {"later": true}, which ends the rollout. The reward that it
+sends then is kept in a folder for ``launch.recipes.late_rewards``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray.util import get_node_ip_address
@@ -27,6 +31,7 @@ from starlette.routing import Route
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import application, body_of, listen, settled
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
+from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
 from policies.model_api.dialects.errors import HttpError
 
@@ -38,7 +43,8 @@ SILENT_SECONDS = 300.0
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 MAX_REWARD = 1e30
-RESULT_FIELDS = {"reward", "rewards", "is_correct", "error"}
+RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
+LATE_REWARDS = "late_rewards"
 
 Json = dict[str, Any]
 
@@ -48,7 +54,6 @@ class _Session:
     """A rollout that waits for a program, and then for its reward."""
 
     offer: Json
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
 
@@ -68,6 +73,7 @@ class SessionServer:
         host: address to listen at, which rollouts and programs reach; that of this node by default.
         claim_seconds: a task fails, and is tried again as often as failed rollouts are, where no program has
             asked for one for this time.
+        late_rewards: folder of the rewards that come after their rollouts; it is made when one is awaited.
         silent_seconds: so does a task whose program has made no call for this time after an earlier one; one
             that makes none at all is waited for until the rollout reaches its time limit, and fails then.
 
@@ -81,6 +87,7 @@ class SessionServer:
         host: str | None = None,
         claim_seconds: float = CLAIM_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
+        late_rewards: str | Path = LATE_REWARDS,
     ) -> None:
         self._keys = read_keys(None)
         if not self._keys:
@@ -88,7 +95,7 @@ class SessionServer:
                 f"Whoever reaches the session server could play and judge the tasks: set {KEYS_VARIABLE}="
                 "name:key, with a key from `openssl rand -hex 24`, here and for the programs."
             )
-        self._claim_seconds = claim_seconds
+        self._claim_seconds, self._late = claim_seconds, LateRewards(Path(late_rewards).resolve())
         self._open: dict[str, _Session] = {}
         """Sessions by their ids: those that wait for a program, and those that are played."""
         self._waiting: asyncio.Queue[_Session] = asyncio.Queue()
@@ -121,7 +128,7 @@ class SessionServer:
         if self.rollout.key not in sent_keys(request.headers):
             raise HttpError(401, "Only the rollouts of this training offer tasks.", code="invalid_api_key")
         session = _Session(await request.json())
-        self._open[session.id] = session
+        self._open[session.offer["id"]] = session
         self._waiting.put_nowait(session)
         try:
             while not await settled(request, session.claimed, self._claim_seconds):
@@ -134,7 +141,7 @@ class SessionServer:
             await settled(request, session.result)
             return JSONResponse(session.result.result())
         finally:
-            del self._open[session.id]
+            del self._open[session.offer["id"]]
 
     async def _claim(self, request: Request) -> Response:
         """Hand out the task that has waited longest; status 204 says that none waits now."""
@@ -152,9 +159,9 @@ class SessionServer:
             finally:
                 taking.cancel()
             session = taking.result()
-            if session.id in self._open:
+            if session.offer["id"] in self._open:
                 session.claimed.set_result(None)
-                return JSONResponse({"id": session.id, **session.offer})
+                return JSONResponse(session.offer)
 
     async def _count(self, request: Request) -> Response:
         await self._body(request)
@@ -162,17 +169,25 @@ class SessionServer:
         return JSONResponse({"waiting": len(self._open) - num_played, "played": num_played})
 
     async def _reward(self, request: Request) -> Response:
-        """End a session by the result of its program."""
-        result = _checked(await self._body(request))
-        session = self._open.get(request.path_params["id"])
-        if session is None or not session.claimed.done() or session.result.done():
+        """End a session by the result of its program, or keep the reward of one that has ended."""
+        result, name = _checked(await self._body(request)), request.path_params["id"]
+        session = self._open.get(name)
+        if session is not None and session.claimed.done() and not session.result.done():
+            if "later" in result:
+                self._late.expect(name)  # in this thread: no other result can come meanwhile
+            session.result.set_result(result)
+            return JSONResponse({"id": name, "object": "session", **result})
+        try:
+            if "later" in result:
+                raise FileNotFoundError(name)
+            await asyncio.to_thread(self._late.give, name, result)
+        except (FileNotFoundError, FileExistsError) as error:
             raise HttpError(
                 404,
-                f"No session {request.path_params['id']!r} is open: it has its reward already, or its "
-                "rollout has reached a limit, or there was never one.",
-            )
-        session.result.set_result(result)
-        return JSONResponse({"id": session.id, "object": "session", **result})
+                f"No session {name!r} waits for a reward: it has its reward already, or its rollout has "
+                "reached a limit, or there was never one.",
+            ) from error
+        return JSONResponse({"id": name, "object": "session", "late": True, **result})
 
     async def _body(self, request: Request) -> Json:
         """The fields that somebody with a key has sent."""
@@ -188,7 +203,8 @@ def _checked(result: Json) -> Json:
     """A program's result. Raises ``HttpError``."""
     rewards = result.get("rewards", [result.get("reward", 0.0)])
     if (
-        len(result.keys() & {"reward", "rewards", "error"}) != 1
+        len(result.keys() & {"reward", "rewards", "error", "later"}) != 1
+        or result.get("later", True) is not True
         or not result.keys() <= RESULT_FIELDS
         or not isinstance(rewards, list)
         or not rewards
@@ -199,6 +215,7 @@ def _checked(result: Json) -> Json:
         raise HttpError(
             400,
             'Send {"reward": NUMBER}, if you like with "is_correct": true or false; {"rewards": [NUMBER, '
-            '...]}, one for each call of the policy; or {"error": TEXT} where the task could not be played.',
+            '...]}, one for each call of the policy; {"later": true} where it is not known yet; or {"error": '
+            "TEXT} where the task could not be played.",
         )
     return result

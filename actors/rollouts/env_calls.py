@@ -13,7 +13,8 @@ from actors.rollouts.journal import Opening, Outcome
 from environments import contract
 from environments.base import BaseEnv, judged_success
 from environments.errors import AgentError, ContractError, EnvironmentFailure, TroupeError
-from environments.types import Trajectory
+from environments.rewards.base import LATER
+from environments.types import TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 
 
@@ -77,6 +78,8 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
             is_correct, trajectory.by_reward_function = judged_success(env)
             _check_values(env, contract.is_correct_faults(is_correct))
             trajectory.is_correct = None if is_correct is None else bool(is_correct)
+        if env._reward_output is LATER:
+            trajectory.termination_reason = TerminationReason.UNJUDGED
     with in_env(env, "compute_metrics"):
         metrics = env.compute_metrics()
         _check_values(env, contract.metrics_faults(metrics))

@@ -26,6 +26,10 @@ class RewardOutput:
         return self.reward > 0 if self.is_correct is None else self.is_correct
 
 
+LATER = RewardOutput(0.0, {"later": True})
+"""Result of a rollout function whose reward will come after its rollout has ended."""
+
+
 class RewardFunction(Protocol):
     """Judges an answer. It is called with keywords, so the parameters have to have these names."""
 

@@ -4,7 +4,7 @@ Two processes: the supervisor waits for its child, which runs the program. On th
 ``{"isolated": bool}`` when the program is about to start, and closes its end; the supervisor writes
 ``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed. In namespaces the
 supervisor is the first process, with which all others end, whatever they do; a third process, which ``local``
-started, waits for it outside.
+started, waits for it outside. ``enclose`` runs a command of the user's instead, for an ``EnclosedProgram``.
 
 Only the standard library, and little of it: every import here delays every run. ``runner`` uses parts of
 this module in containers.
@@ -22,6 +22,7 @@ import signal
 import struct
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 PROGRAM_NAME = "main.py"
@@ -67,18 +68,22 @@ SEGMENTS: Calls = {"x86_64": (29, 30, 31), "aarch64": (194, 196, 195)}  # shmget
 TRACES: Calls = {"x86_64": (101, 311), "aarch64": (117, 271)}  # ptrace, process_vm_writev
 SOCKETS: Calls = {"x86_64": (41, 425), "aarch64": (198, 425)}  # socket, io_uring_setup
 
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1  # from linux/sockios.h and linux/if.h
+
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
     """Be the supervisor; return only in the process of the program, after it."""
     settings = json.loads(sys.argv[1])
+    if "command" in settings:
+        enclose(**settings)
     status = settings["status_fd"]
     write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
     apart = leave_namespaces()
     die_with_parent(settings["parent"])
     if apart:
-        go_on_as_first_process()
+        os.close(go_on_as_first_process())
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # all processes of the program stay below this one
     supervisor = os.getpid()
     program = os.fork()
@@ -108,6 +113,62 @@ def main() -> None:
         signal.pause()
 
 
+def enclose(
+    command: list[str], directory: str, visible: list[str], address: tuple[str, int], file_bytes: int
+) -> None:
+    """Run a command in namespaces of its own, and end as it does. Where the kernel denies them, end at once.
+
+    It reaches nothing but ``address`` of its own loopback, whose listening socket goes out by stdin, to the
+    process that answers there. It sees ``visible`` besides the system, and may write to ``directory`` alone,
+    whose files stay.
+    """
+    write("/proc/self/oom_score_adj", "1000")
+    if not leave_namespaces():
+        sys.exit(1)
+    die_with_parent(os.getppid())
+    outside = go_on_as_first_process()
+    program = os.fork()
+    if program:
+        ended = status = 0
+        while ended != program:  # orphans end here too
+            ended, status = os.wait()
+        os.write(outside, str(status).encode())
+        os._exit(0)
+    os.setsid()
+    die_with_parent(1)
+    if not hide_files(directory, None, [], visible):
+        sys.exit(1)
+    os.chdir(directory)
+    hand_out_listener(address)
+    give_up_rights()
+    deny_calls(KEYS_AND_QUEUES, TRACES)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, file_bytes)
+    os.execvp(command[0], command)
+
+
+def hand_out_listener(address: tuple[str, int]) -> None:
+    """Switch on the loopback device, listen there, and send the socket through stdin, which ends with it."""
+    import fcntl
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+    with socket.socket(fileno=os.dup(0)) as owner, socket.create_server(tuple(address)) as listener:
+        socket.send_fds(owner, [b"!"], [listener.fileno()])
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+
+
+def end_as(status: int) -> None:
+    """End in the way of another process, by its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        if -code != signal.SIGKILL:  # which nobody can handle
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
 def leave_namespaces() -> bool:
     """Leave the network and, for all further processes, the process table; say whether the kernel let us."""
     user, group = os.getuid(), os.getgid()
@@ -120,18 +181,23 @@ def leave_namespaces() -> bool:
     return True
 
 
-def go_on_as_first_process() -> None:
+def go_on_as_first_process() -> int:
     """Go on in the first process of the new namespace. The program cannot end it, nor look into it.
 
-    The kernel gives it no signal from within, and it keeps the capabilities that the program gives up.
+    The kernel gives it no signal from within, and it keeps the capabilities that the program gives up. The
+    process outside ends in the way of the wait status that is written to the descriptor that this returns.
     """
+    reading, writing = os.pipe()
     first = os.fork()
     if first:
+        os.close(writing)
         os.waitpid(first, 0)
-        os._exit(1)
+        end_as(int(os.read(reading, 20) or signal.SIGKILL))
+    os.close(reading)
     os.setsid()  # a signal of the program to its group would reach the process outside too
     die_with_parent(0)  # seen from a namespace, a process outside has no number
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # with Python's own handler the program could send it
+    return writing
 
 
 def close_files(directory: str, file_bytes: int) -> bool:
@@ -160,20 +226,24 @@ def limit_processes() -> None:
         write("/proc/sys/kernel/pid_max", str(MAX_PROCESSES))
 
 
-def hide_files(directory: str, file_bytes: int, folders: list[str]) -> bool:
-    """Leave nothing to be seen but the system, the installed packages and an empty, writable ``directory``.
+def hide_files(
+    directory: str, file_bytes: int | None, folders: list[str], visible: Sequence[str] = ()
+) -> bool:
+    """Leave nothing to be seen but the system, the installed packages, ``visible`` and ``directory``.
 
-    These keep their paths below a new root, which is mounted on ``directory`` itself. Parts of ``directory``
-    are seen as the writable ``folders``, too. Say whether the kernel let us. Where a container masks parts of
-    /proc, it forbids a fresh one: there the old one is seen.
+    The program may write to the latter: an empty one of ``file_bytes``, or with None what it has. All keep
+    their paths below a new root, which is mounted on ``directory`` itself. Parts of ``directory`` are seen as
+    the writable ``folders``, too. Say whether the kernel let us. Where a container masks parts of /proc, it
+    forbids a fresh one: there the old one is seen.
     """
     limit_processes()
     write("/proc/sys/kernel/shm_rmid_forced", "1")  # else segments that nobody has attached keep memory
     root = directory
+    own = os.open(directory, os.O_PATH)  # the new root will cover it
     try:
         mount(None, "/", None, MS_REC | MS_PRIVATE)
         mount_in_memory(root, "mode=0755")
-        for path in seen_paths():
+        for path in seen_paths(visible):
             make_place(root + path, os.path.isdir(path))
             mount(path, root + path, None, MS_BIND | MS_REC)
         for device in DEVICES:
@@ -190,7 +260,11 @@ def hide_files(directory: str, file_bytes: int, folders: list[str]) -> bool:
         except OSError:
             mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
             set_mount(f"{root}/proc", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY)
-        mount_in_memory(root + directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
+        if file_bytes is None:
+            mount(f"/proc/self/fd/{own}", root + directory, None, MS_BIND)
+            set_mount(root + directory, 0, put=MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+        else:
+            mount_in_memory(root + directory, f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700")
         for number, folder in enumerate(folders):
             part = f"{root}{directory}/.folders/{number}"
             os.makedirs(part)
@@ -199,17 +273,19 @@ def hide_files(directory: str, file_bytes: int, folders: list[str]) -> bool:
     except OSError:
         libc.umount2(os.fsencode(root), MNT_DETACH)
         return False
+    finally:
+        os.close(own)  # it would lead out
     return True
 
 
-def seen_paths() -> list[str]:
-    """Paths of the system and of this interpreter's packages that exist, without those inside another one."""
+def seen_paths(more: Sequence[str] = ()) -> list[str]:
+    """Paths of the system, of this interpreter's packages, and ``more``, without those inside another one."""
     own = (sys.prefix, sys.base_prefix)
     prefixes = dict.fromkeys(("/usr", "/usr/local", *own, *map(os.path.realpath, own)))
     paths = [os.path.join(prefix, part) for prefix in prefixes for part in PREFIX_PARTS]
     paths += [path for path in sys.path if path.endswith(("/site-packages", "/dist-packages"))]
     paths += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(path)]
-    paths += [*SYSTEM_FOLDERS, *(f"/etc/{name}" for name in SYSTEM_SETTINGS)]
+    paths += [*more, *SYSTEM_FOLDERS, *(f"/etc/{name}" for name in SYSTEM_SETTINGS)]
     seen: list[str] = []
     for path in sorted(map(os.path.normpath, paths)):  # an outer folder stands before its content
         within = any(path == other or path.startswith(f"{other}/") for other in seen)

@@ -8,11 +8,13 @@ import logging
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,10 +37,13 @@ _NO_NAMESPACES = (
     "This machine allows no user namespaces (unshare(CLONE_NEWUSER), and mount_setattr of Linux 5.12): "
     "programs of a model may read files of this user, reach its processes, and forge their rewards."
 )
-_REMEDY = (
+_ALLOW = (
     "Allow them: in a container by the options --security-opt seccomp=unconfined --security-opt "
-    "apparmor=unconfined, on the machine by the setting user.max_user_namespaces above 0. Or use a container "
-    "for each program: CommandSandbox. Or choose to run without: sandbox='best-effort'."
+    "apparmor=unconfined, on the machine by the setting user.max_user_namespaces above 0."
+)
+_REMEDY = (
+    f"{_ALLOW} Or use a container for each program: CommandSandbox. Or choose to run without: "
+    "sandbox='best-effort'."
 )
 ISOLATIONS = ("required", "best-effort")
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")  # without them, some interpreters do not start
@@ -124,6 +129,51 @@ class _Files:
         """The program's stdout and stderr, ``most`` bytes of each, and its report."""
         report = os.pread(self.report.fileno(), child.MAX_REPORT_BYTES, 0)
         return child.kept(self.stdout.fileno(), most), child.kept(self.stderr.fileno(), most), report
+
+
+class EnclosedProgram(process_tree.Supervised):
+    """A command in namespaces of its own, which keeps the files of ``folder``; see ``child.enclose``.
+
+    Attributes:
+        listener: listens at ``address`` of the program's own loopback; this process answers there.
+
+    Args:
+        visible: paths that it may read besides the system's and the packages'.
+        file_bytes: size of any file.
+
+    Raises:
+        ConfigError: it was not started, since this machine does not let it be shut in.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: str,
+        variables: Mapping[str, str],
+        output: IO[bytes],
+        address: str,
+        visible: Sequence[str],
+        file_bytes: int,
+    ) -> None:
+        host, _, port = address.partition(":")
+        settings: dict[str, Any] = {"command": command, "directory": folder, "visible": visible}
+        settings |= {"address": (host, int(port)), "file_bytes": file_bytes}
+        inside = [sys.executable, "-I", str(_CHILD), json.dumps(settings)]
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                super().__init__(inside, folder, variables, output, theirs.fileno())
+            ours.settimeout(_INTERPRETER_START_SECONDS)
+            received: list[int] = []
+            with suppress(TimeoutError):
+                received = socket.recv_fds(ours, 1, 1)[1]
+        if not received:
+            self.end()
+            shown = child.kept(output.fileno(), 2000).decode("utf-8", "replace")
+            raise ConfigError(
+                f"{_NO_NAMESPACES} {_ALLOW} Or run this program without: isolated=False. {shown}"
+            )
+        self.listener = socket.socket(fileno=received[0])
 
 
 class _Supervisor:

@@ -195,7 +195,12 @@ class Supervised:
     """A program under a supervisor, which ends with this process at the latest."""
 
     def __init__(
-        self, command: Sequence[str], folder: str, variables: Mapping[str, str], output: IO[bytes]
+        self,
+        command: Sequence[str],
+        folder: str,
+        variables: Mapping[str, str],
+        output: IO[bytes],
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         reading, self._owner = os.pipe()
         self._lock = threading.Lock()
@@ -204,7 +209,7 @@ class Supervised:
                 [sys.executable, "-I", SUPERVISOR, str(reading), *command],
                 cwd=folder,
                 env=dict(variables),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(reading,),

@@ -8,6 +8,7 @@ writes the answers with their scores as rollouts, which ``run.replay=run`` learn
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,21 +61,43 @@ def write_rollouts(
         ConfigError: ``reader`` may not read the folder, it has too little feedback, or ``run`` has
             trajectories.
     """
-    run = Path(run)
+    groups = judged_groups(read_recordings(folder, reader))
+    return write_groups(groups, Path(run), groups_per_step, f"{folder} has feedback on answers to")
+
+
+def write_groups(
+    groups: Sequence[TrajectoryGroup], run: Path, groups_per_step: int, found: str
+) -> list[TrajectoryGroup]:
+    """Write groups as the rollouts of a run; return those that fill whole updates.
+
+    Args:
+        found: beginning of the sentence on their number.
+
+    Raises:
+        ConfigError: they fill no update, or ``run`` has trajectories.
+    """
     if kept_steps(run, TRAIN):
         raise ConfigError(f"{run} has trajectories already: name another folder, or delete it.")
-    groups = judged_groups(read_recordings(folder, reader))
     num_updates = len(groups) // groups_per_step
     if num_updates == 0:
         raise ConfigError(
-            f"{folder} has feedback on answers to {len(groups)} prompts, and an update learns from "
-            f"{groups_per_step}: lower groups_per_step, or wait for more."
+            f"{found} {len(groups)} prompts, and an update learns from {groups_per_step}: lower "
+            "groups_per_step, or wait for more."
         )
     run.mkdir(parents=True, exist_ok=True)
     log = TrajectoryLog(run, num_updates)
     for step in range(num_updates):
         log.record_update(step + 1, groups[step * groups_per_step : (step + 1) * groups_per_step], {}, {})
-    return groups[: num_updates * groups_per_step]
+    return list(groups[: num_updates * groups_per_step])
+
+
+def report(groups: Sequence[TrajectoryGroup], what: str, run: Path, groups_per_step: int) -> None:
+    """Print how many rollouts were written, and the settings by which they are learned from."""
+    number = sum(len(each.trajectories) for each in groups)
+    sys.stdout.write(
+        f"{number} {what} to {len(groups)} prompts. Learn from them by run.replay={run} "
+        f"run.num_steps={len(groups) // groups_per_step} rollout.groups_per_step={groups_per_step}.\n"
+    )
 
 
 @explained()
@@ -87,12 +110,7 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--reader", default=READER, help="a name in server.recording.readers")
     given = options.parse_args(arguments)
     groups = write_rollouts(given.recordings, given.run, given.groups_per_step, given.reader)
-    num_answers = sum(len(each.trajectories) for each in groups)
-    settings = (
-        f"run.replay={given.run} run.num_steps={len(groups) // given.groups_per_step} "
-        f"rollout.groups_per_step={given.groups_per_step}"
-    )
-    sys.stdout.write(f"{num_answers} answers to {len(groups)} prompts. Learn from them by {settings}.\n")
+    report(groups, "answers", Path(given.run), given.groups_per_step)
     return 0
 
 

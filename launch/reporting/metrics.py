@@ -16,7 +16,7 @@ FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
 FRESH_MISMATCH_MAX = "learn/fresh_logprob_diff_max"
 LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
 """The stages in which the learner works."""
-UNTRAINED = ("failed", "timeout", "masked", NOT_IMITATED)
+UNTRAINED = ("failed", "timeout", "unjudged", "masked", NOT_IMITATED)
 """Reasons why a member of a group is left out when the group is trained on."""
 
 
@@ -221,6 +221,8 @@ def _use(trajectory: Trajectory, not_imitated: Collection[str]) -> str:
         return "failed"
     if trajectory.termination_reason is TerminationReason.TIMEOUT:
         return "timeout"
+    if not is_judged(trajectory):
+        return "unjudged"
     if trajectory.masked:
         return "masked"
     return NOT_IMITATED if trajectory.rollout_id in not_imitated else "trained"

@@ -36,7 +36,8 @@ OnStep = Callable[[str], Awaitable[None]]
 """Takes in the text of a step before the answer."""
 ALONE = RequestContext()
 """Context of a message that belongs to no conversation."""
-
+WHOLE = (TerminationReason.ENV_DONE, TerminationReason.UNJUDGED)
+"""Ends of an episode that no limit has cut."""
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
 
@@ -220,7 +221,7 @@ def _completion(head: Json, trajectory: Trajectory, steps: str) -> Json:
     """
     last = trajectory.steps[-1]
     is_cut = last.completion is not None and last.completion.finish_reason == "length"
-    is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
+    is_whole = trajectory.termination_reason in WHOLE and not is_cut
     is_thought = is_unfinished(last.model_response)
     message = {"role": "assistant", "content": "" if is_thought else last.model_response}
     if reasoning := steps + (without_opening(last.model_response) if is_thought else ""):

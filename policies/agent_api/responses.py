@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from environments.thoughts import is_unfinished, without_opening
-from environments.types import StepEvent, TerminationReason, Trajectory
+from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
-from policies.agent_api.frontend import ALONE, AgentFrontend, key_with_body, tokens_of, version_of
+from policies.agent_api.frontend import ALONE, WHOLE, AgentFrontend, key_with_body, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import TEXT, THOUGHT, Json
 from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
@@ -195,7 +195,7 @@ class _Draft(ResponseDraft):
         """The last step, which is the answer, and the end."""
         answer = trajectory.steps[-1].model_response
         is_thought = is_unfinished(answer)
-        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_thought
+        is_whole = trajectory.termination_reason in WHOLE and not is_thought
         if is_thought:
             yield from self.grow(THOUGHT, without_opening(answer))
             answer = ""

@@ -146,8 +146,9 @@ class LearnerUpdate:
 def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     """The token sequences of a trajectory, in order; empty if there is nothing in it to learn from.
 
-    Nothing is learnt from a trajectory that is masked, has failed or was ended by its time limit: what it
-    is worth was never judged. Nor from a step whose answer nobody has seen, since its client had gone.
+    Nothing is learnt from a trajectory that is masked, has failed, was ended by its time limit or has no
+    reward yet: what it is worth was never judged. Nor from a step whose answer nobody has seen, since its
+    client had gone.
 
     Steps whose prompt extends an earlier prompt and completion are one sequence with it: mostly that of the
     step before, and that of another conversation where a program has several in one rollout. Steps of two
@@ -158,7 +159,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
         LearnerError: the server kept the tokens of a completion to itself, or a reward is not finite.
     """
     timed_out = trajectory.termination_reason is TerminationReason.TIMEOUT
-    if trajectory.masked or trajectory.failed or timed_out:
+    if trajectory.masked or timed_out or not is_judged(trajectory) or trajectory.failed:
         return []
     runs: list[list[tuple[int, Completion]]] = []
     last: Completion | None = None
@@ -295,10 +296,12 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
 
 
 def is_judged(trajectory: Trajectory) -> bool:
-    """Return whether its reward says anything about the policy: not if infrastructure has spoilt it, or its
-    time was over before the first turn.
+    """Return whether its reward says anything about the policy: not if infrastructure has spoilt it, its
+    time was over before the first turn, or it will come later.
     """
     reason = trajectory.termination_reason
+    if reason is TerminationReason.UNJUDGED:
+        return False
     if reason is TerminationReason.TIMEOUT and not trajectory.steps:
         return False
     return reason is None or not reason.is_infrastructure

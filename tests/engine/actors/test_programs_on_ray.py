@@ -42,7 +42,8 @@ print(messages[-1]["content"])
 
 
 def solve(task: dict[str, Any], client: PolicyClient) -> float:
-    return float(client.run([sys.executable, "-c", PROGRAM, MARK]).output == "a reply\n")
+    result = client.run([sys.executable, "-c", PROGRAM, MARK], isolated=task["isolated"])
+    return float(result.output == "a reply\n")
 
 
 def processes(part: str) -> list[int]:
@@ -78,7 +79,8 @@ def test_killed_programs_are_played_again_and_leave_nothing(ray_cluster: None) -
     ended = threading.Event()
     killer = threading.Thread(target=kill_now_and_then, args=(ended,), daemon=True)
     requests = [
-        RolloutRequest(rollout_id=f"a/{index:04d}", group_id="a", task={}) for index in range(NUM_ROLLOUTS)
+        RolloutRequest(rollout_id=f"a/{index:04d}", group_id="a", task={"isolated": index % 2 == 0})
+        for index in range(NUM_ROLLOUTS)
     ]
     killer.start()
     (group,) = stream.groups(requests)

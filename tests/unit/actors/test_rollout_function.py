@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +20,16 @@ import pytest
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.gateway.server import gateway
+from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
 from actors.rollouts.time_limit import TimeLimit
+from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardOutput
+from environments.sandbox import local
 from environments.types import Completion, Message, TerminationReason, Trajectory
 from launch.validation.trial import check_agent
 from launch.workload import Workload
@@ -66,7 +72,9 @@ def play(
 
 
 def client_with(key: str) -> PolicyClient:
-    access = Access(url="http://127.0.0.1:1", key=key, open_to_others=str, idle_seconds=float)
+    access = Access(
+        url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=gateway().serve
+    )
     return PolicyClient(access, is_async=False)
 
 
@@ -425,14 +433,17 @@ print(sorted(os.listdir()), os.environ["HOME"] == os.getcwd(), "SECRET" in os.en
 """
 
 
-def test_program_finds_the_policy_and_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
+def test_program_finds_the_policy_and_its_files(monkeypatch: pytest.MonkeyPatch, isolated: bool) -> None:
     monkeypatch.setenv("SECRET", "1")
     results: list[ProgramResult] = []
 
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         command = [sys.executable, "-c", PROGRAM]
         files = {"task.txt": task["question"]}
-        result = await asyncio.to_thread(client.run, command, files=files, collect=["answer.txt", "none"])
+        result = await asyncio.to_thread(
+            client.run, command, files=files, collect=["answer.txt", "none"], isolated=isolated
+        )
         results.append(result)
         return float(result.files["answer.txt"].decode() == f"You said {task['question']}")
 
@@ -441,6 +452,147 @@ def test_program_finds_the_policy_and_its_files(monkeypatch: pytest.MonkeyPatch)
     assert (result.exit_code, result.limit) == (0, "")
     assert result.output == "['answer.txt', 'task.txt'] True False\n"
     assert result.files.keys() == {"answer.txt"}
+
+
+ATTACKS = """
+import ctypes, json, os, socket, subprocess, sys, urllib.error, urllib.request
+given = json.loads(sys.argv[1])
+
+def attempt(name, attack):
+    try:
+        found[name] = attack()
+    except (OSError, subprocess.SubprocessError) as error:
+        found[name] = type(error).__name__
+
+def post(url):
+    headers = {"Authorization": "Bearer " + given["run_key"], "Content-Type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(url, b'{"reward": 1}', headers), timeout=5).status
+
+def connect(address):
+    family = socket.AF_INET if isinstance(address, list) else socket.AF_UNIX
+    socket.socket(family).connect(tuple(address) if isinstance(address, list) else address)
+
+def descriptors():
+    return [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}")]
+
+found = {}
+attempt("another port", lambda: connect(given["other"]))
+attempt("socket in a file", lambda: connect(given["socket"]))
+attempt("socket without a file", lambda: connect("\\0" + given["abstract"]))
+attempt("reward", lambda: post(given["reward"]))
+attempt("reward by the gateway", lambda: post(given["gateway"] + "/sessions/any/reward"))
+attempt("secret", lambda: open(given["secret"]).read())
+attempt("secret outside the root", lambda: open("/proc/1/root" + given["secret"]).read())
+attempt("system", lambda: open("/usr/bin/own", "w"))
+mount = ["mount", "-t", "tmpfs", "x", "/bin"]
+attempt("mount", lambda: subprocess.run(mount, check=True, capture_output=True))
+attempt("processes", lambda: sorted(filter(str.isdecimal, os.listdir("/proc"))))
+attempt("descriptors", descriptors)
+attempt("stdin", lambda: os.readlink("/proc/self/fd/0"))
+attempt("first process", lambda: os.kill(1, 9))
+attempt("network", lambda: sorted(os.listdir("/proc/self/net/dev_snmp6")))
+os.symlink(given["secret"], "answer.txt")
+os.symlink("/etc", "outside")
+print(json.dumps(found))
+"""
+
+
+def test_isolated_program_reaches_nothing_but_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEYS_VARIABLE, "programs:long-key-of-the-run")
+    secret = tmp_path / "secret.txt"
+    secret.write_text("of the user")
+    abstract = f"troupe-{time.monotonic_ns()}"
+    results: list[ProgramResult] = []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.socket(socket.AF_UNIX) as file,
+        socket.socket(socket.AF_UNIX) as nameless,
+    ):
+        file.bind(str(tmp_path / "socket"))
+        nameless.bind(f"\0{abstract}")
+        for each in (file, nameless):
+            each.listen()
+        rewards = SessionServer(port=0)
+
+        def solve(task: dict[str, Any], client: PolicyClient) -> float:
+            client.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+            given = {
+                "other": other.getsockname(),
+                "socket": str(tmp_path / "socket"),
+                "abstract": abstract,
+                "reward": f"{rewards.url}/sessions/any/reward",
+                "gateway": client.base_url,
+                "run_key": "long-key-of-the-run",
+                "secret": str(secret),
+            }
+            command = [sys.executable, "-c", ATTACKS, json.dumps(given)]
+            collect = ["answer.txt", "outside/passwd", "../../etc/passwd"]
+            results.append(client.run(command, collect=collect, isolated=True))
+            return 1.0
+
+        play(solve)
+        rewards.close()
+    (result,) = results
+    assert json.loads(result.output) == {
+        "another port": "ConnectionRefusedError",
+        "socket in a file": "FileNotFoundError",
+        "socket without a file": "ConnectionRefusedError",
+        "reward": "URLError",
+        "reward by the gateway": "HTTPError",
+        "secret": "FileNotFoundError",
+        "secret outside the root": "PermissionError",
+        "system": "OSError",
+        "mount": "CalledProcessError",
+        "processes": ["1", "2"],
+        "descriptors": [],
+        "stdin": "/dev/null",
+        "first process": None,
+        "network": ["lo"],
+    }
+    assert result.files == {}
+    assert secret.read_text() == "of the user"
+
+
+def test_isolated_program_ends_with_its_own_exit_code() -> None:
+    client = client_with("key")
+    assert client.run(["bash", "-c", "exit 7"], isolated=True).exit_code == 7
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        assert client.run(["bash", "-c", f"kill -{number} $$"], isolated=True).exit_code == -number
+
+
+def test_isolated_program_sees_what_is_named(tmp_path: Path) -> None:
+    own = tmp_path / "bin" / "own-agent"
+    own.parent.mkdir()
+    own.write_text("#!/bin/bash\necho seen; touch $(dirname $0)/new\n")
+    own.chmod(0o755)
+    client = client_with("key")
+    with pytest.raises(AgentError, match=f"does not see {own}: add the folder"):
+        client.run([str(own)], isolated=True)
+    result = client.run([str(own)], isolated=True, visible=[str(tmp_path)])
+    assert result.output.startswith("seen\n") and "Read-only file system" in result.output
+    for wrong in ("bin", "/no/such", tempfile.gettempdir(), "/"):
+        with pytest.raises(AgentError, match=f"'{wrong}': name absolute paths"):
+            client.run(["true"], isolated=True, visible=[wrong])
+    with pytest.raises(AgentError, match="has no effect"):
+        client.run([str(own)], visible=[str(tmp_path)])
+
+
+def test_machine_that_isolates_no_program_is_named_by_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denying = tmp_path / "child.py"
+    text = Path(local.child.__file__).read_text()
+    denying.write_text(text.replace("CLONE_NEWUSER |", "1 |"))
+    monkeypatch.setattr(local, "_CHILD", denying)
+
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        return float(client.run(["true"], isolated=True).exit_code == 0)
+
+    tasks = Dataset([TASK])
+    with pytest.raises(AgentError, match=r"no user namespaces .* Allow them: .* without: isolated=False"):
+        check_agent(Workload(rollout=solve, train_dataset=tasks), tasks)
 
 
 def processes_with(mark: str) -> list[int]:
@@ -457,23 +609,30 @@ def processes_with(mark: str) -> list[int]:
 SLEEP = "import time; time.sleep(600)"
 
 
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
 @pytest.mark.parametrize(
     ("code", "limits", "limit"),
     [
         (SLEEP, ProgramLimits(seconds=1.0), "1 s"),
         (f"a = bytearray(300 << 20)\n{SLEEP}", ProgramLimits(memory_bytes=200 << 20), "memory"),
-        (f"open('a', 'wb').write(bytes(9 << 20))\n{SLEEP}", ProgramLimits(file_bytes=1 << 20), "file"),
+        (
+            f"for name in 'ab': open(name, 'wb').write(bytes(9 << 20))\n{SLEEP}",
+            ProgramLimits(file_bytes=10 << 20),
+            "file",
+        ),
+        (f"import os\nfor _ in range(5): os.fork()\n{SLEEP}", ProgramLimits(num_threads=20), "num_threads"),
     ],
-    ids=["time", "memory", "files"],
+    ids=["time", "memory", "files", "children"],
 )
-def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str) -> None:
+def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str, isolated: bool) -> None:
     client = client_with("key")
-    result = client.run([sys.executable, "-c", code], limits=limits)
+    result = client.run([sys.executable, "-c", code], limits=limits, isolated=isolated)
     assert result.limit.startswith(limit)
     assert result.exit_code == -9
 
 
-def test_processes_that_a_program_leaves_end_with_it() -> None:
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
+def test_processes_that_a_program_leaves_end_with_it(isolated: bool) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     code = (
         "import subprocess, sys\n"
@@ -481,7 +640,7 @@ def test_processes_that_a_program_leaves_end_with_it() -> None:
         " start_new_session=True)"
     )
     client = client_with(mark)
-    assert client.run([sys.executable, "-c", code]).exit_code == 0
+    assert client.run([sys.executable, "-c", code], isolated=isolated).exit_code == 0
     assert processes_with(mark) == []
 
 
@@ -566,19 +725,24 @@ def test_rewards_that_are_too_few_are_named() -> None:
 OWNER = """
 import sys, threading
 from actors.gateway.client import Access, PolicyClient
-access = Access(url="http://127.0.0.1:1", key="key", open_to_others=str, idle_seconds=float)
+from actors.gateway.server import gateway
+access = Access(
+    url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, serve=gateway().serve
+)
 client = PolicyClient(access, is_async=False)
 sleep = "import time; time.sleep(600)"
 nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
 command = [sys.executable, "-c", nested, sys.argv[1]]
-threading.Thread(target=client.run, args=(command,), daemon=True).start()
+kind = {"isolated": sys.argv[2] == "isolated"}
+threading.Thread(target=client.run, args=(command,), kwargs=kind, daemon=True).start()
 sys.stdin.read()
 """
 
 
-def test_programs_die_with_the_process_of_their_rollout() -> None:
+@pytest.mark.parametrize("kind", ["isolated", "open"])
+def test_programs_die_with_the_process_of_their_rollout(kind: str) -> None:
     mark = f"mark-{time.monotonic_ns()}"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, mark], stdin=subprocess.PIPE)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, mark, kind], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
         time.sleep(0.05)

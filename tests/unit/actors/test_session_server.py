@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,19 +25,21 @@ from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.keys import KEYS_VARIABLE
+from environments.data.late_rewards import LateRewards
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.types import Message, TerminationReason, Trajectory
-from policies.learning.samples import training_samples
+from policies.learning.samples import is_judged, training_samples
 
 KEY = "a-key-of-the-programs"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SessionServer:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SessionServer:
     monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
     monkeypatch.setenv(NODE_ADDRESS, get_node_ip_address())
     gateway.cache_clear()
+    monkeypatch.chdir(tmp_path)
     return SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
 
 
@@ -127,6 +130,40 @@ def test_reward_counts_once(start: Any, http: httpx.Client) -> None:
     assert rollout.result(30).reward == 1.0
 
 
+def test_reward_that_comes_later_is_kept_once(
+    start: Any, http: httpx.Client, server: SessionServer, tmp_path: Path
+) -> None:
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    call(session, "b")
+    assert reward(http, session, later=True).status_code == 200
+    trajectory = rollout.result(30)
+    assert trajectory.termination_reason is TerminationReason.UNJUDGED
+    assert training_samples(trajectory) == [] and not is_judged(trajectory)
+    assert [each.info["session"] for each in trajectory.steps] == [session["id"]] * 2
+    assert reward(http, session, later=True).status_code == 404
+
+    server.close()
+    anew = SessionServer(port=0, silent_seconds=20)  # the one of a resumed run
+    with httpx.Client(base_url=anew.url, trust_env=False) as again:
+        policy_key = session["environment"]["OPENAI_API_KEY"]
+        for key, status in ((policy_key, 401), (KEY, 200), (KEY, 404)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = again.post(
+                f"/sessions/{session['id']}/reward", json={"reward": 0.5, "is_correct": True}, headers=headers
+            )
+            assert answer.status_code == status
+    kept = LateRewards(tmp_path / "late_rewards").read()
+    assert kept == {session["id"]: {"reward": 0.5, "is_correct": True}}
+
+
+def test_late_reward_of_no_session_is_refused(http: httpx.Client, tmp_path: Path) -> None:
+    for name in ("never-there", "..%2F..%2Fsecret"):
+        assert http.post(f"/sessions/{name}/reward", json={"reward": 1}).status_code == 404
+    assert not (tmp_path / "late_rewards").exists()
+
+
 def test_failure_of_a_program_elsewhere_fails_its_rollout(start: Any, http: httpx.Client) -> None:
     rollout = start()
     session = claim(http)
@@ -215,6 +252,8 @@ def test_program_that_goes_before_its_task_comes_takes_none(
         {"rewards": []},
         {"reward": 1, "metadata": {}},
         {"error": 3},
+        {"later": False},
+        {"later": True, "reward": 1},
     ],
     ids=repr,
 )

@@ -198,6 +198,7 @@ def test_every_sampled_token_is_trained_on_or_wasted_for_reason() -> None:
         "stream/tokens_trained": 11,
         "stream/tokens_failed": 1,
         "stream/tokens_timeout": 2,
+        "stream/tokens_unjudged": 0,
         "stream/tokens_masked": 3,
         "stream/tokens_not_imitated": 0,
         "stream/tokens_baseline": 5,

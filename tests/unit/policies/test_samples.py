@@ -65,7 +65,7 @@ def test_failed_rollout_and_empty_completion_have_no_samples() -> None:
 def test_only_trajectories_that_were_judged_are_learnt_from(reason: TerminationReason) -> None:
     played = trajectory(completion())
     played.termination_reason = reason
-    judged = not reason.is_failure and reason is not TerminationReason.TIMEOUT
+    judged = not reason.is_failure and reason not in (TerminationReason.TIMEOUT, TerminationReason.UNJUDGED)
     assert len(training_samples(played)) == int(judged)
     played.masked = True
     assert training_samples(played) == []

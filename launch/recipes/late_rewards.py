@@ -1,0 +1,96 @@
+"""Training from rewards that came after their rollouts had ended: groups of a past run, to learn from again.
+
+``python -m launch.recipes.late_rewards runs/a late_rewards runs/late`` writes the groups of runs/a that have
+such rewards, with the tokens, log-probabilities and versions of their sampling. ``run.replay=runs/late``
+learns from them, off-policy. Members that runs/a has learned from are compared with, and not trained again.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from environments.command_name import explained, module_parser
+from environments.data.late_rewards import LateRewards
+from environments.data.trajectory_json import Json
+from environments.types import TerminationReason, Trajectory, TrajectoryGroup
+from launch.recipes.feedback import report, write_groups
+from launch.run_folder.trajectory_log import BASELINE, TRAIN, TRAINED, KeptTrajectory, kept_steps, read_kept
+from policies.learning.samples import is_judged
+
+
+def late_groups(past: Path, rewards: Mapping[str, Json]) -> list[TrajectoryGroup]:
+    """The groups of a run of which a member was judged later, without the members that nobody has judged."""
+    groups: list[TrajectoryGroup] = []
+    for step in kept_steps(past, TRAIN):
+        kept: dict[str, list[KeptTrajectory]] = {}
+        for each in read_kept(past, TRAIN, step):
+            kept.setdefault(each.group_id, []).append(each)
+        for _, members in sorted(kept.items()):
+            judged = [_judged_later(each.trajectory, rewards) for each in members]
+            if not any(judged):
+                continue
+            name = f"{len(groups):08d}"
+            whole = [
+                late or replace(each.trajectory, masked=each.trajectory.masked or each.outcome == TRAINED)
+                for each, late in zip(members, judged, strict=True)
+                if late or (is_judged(each.trajectory) and each.outcome != BASELINE)
+            ]
+            for number, trajectory in enumerate(whole):
+                trajectory.rollout_id = f"{name}/{number:04d}"
+            task = members[0].trajectory.task
+            baseline = next((each.trajectory for each in members if each.outcome == BASELINE), None)
+            group = TrajectoryGroup(group_id=name, task=task, trajectories=tuple(whole), baseline=baseline)
+            groups.append(group)
+    return groups
+
+
+def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajectory | None:
+    """The trajectory with its late reward, if it has one that fits."""
+    if trajectory.termination_reason is not TerminationReason.UNJUDGED:
+        return None
+    steps = trajectory.steps
+    result = rewards.get(_session(trajectory), {})
+    whole = [*[0.0] * (len(steps) - 1), result["reward"]] if "reward" in result else []
+    given = result.get("rewards", whole)
+    if len(given) != len(steps):
+        return None
+    return replace(
+        trajectory,
+        steps=[replace(step, reward=float(reward)) for step, reward in zip(steps, given, strict=True)],
+        reward=math.fsum(given),
+        is_correct=result.get("is_correct"),
+        by_reward_function=result.get("is_correct") is not None,
+        termination_reason=TerminationReason.ENV_DONE,
+    )
+
+
+def _session(trajectory: Trajectory) -> str:
+    return str(trajectory.steps[-1].info.get("session"))
+
+
+@explained()
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status."""
+    options = module_parser("launch.recipes.late_rewards", __doc__)
+    options.add_argument("past", type=Path, help="folder of the run whose rollouts were judged later")
+    options.add_argument("rewards", type=Path, help="folder of late rewards of its session server")
+    options.add_argument("run", type=Path, help="a new folder for the rollouts")
+    options.add_argument("--groups-per-step", type=int, default=8, help="rollout.groups_per_step")
+    given = options.parse_args(arguments)
+    rewards = LateRewards(given.rewards).read()
+    groups = late_groups(given.past, rewards)
+    sessions = {_session(each) for group in groups for each in group.trajectories}
+    if others := rewards.keys() - sessions:
+        sys.stdout.write(f"{len(others)} rewards fit no rollout that {given.past} has kept.\n")
+    found = f"{given.rewards} has rewards for rollouts of {given.past} to"
+    written = write_groups(groups, given.run, given.groups_per_step, found)
+    report(written, "rollouts", given.run, given.groups_per_step)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
