@@ -35,6 +35,7 @@ from launch.validation.workload import (
     check_curriculum,
     check_datasets,
     check_forks,
+    check_group_reward,
     check_model,
     check_shapes,
     check_task_weights,
@@ -136,6 +137,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_classes(workload)
     check_policies(config, workload.policies)
     check_forks(config, workload)
+    check_group_reward(config, workload)
     check_datasets(config, workload)
     for stage in stages:
         stage.check_workload(workload)

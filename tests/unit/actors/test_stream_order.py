@@ -16,7 +16,7 @@ class ListedStream(TrajectoryStream):
 
     def __init__(self, rollout_ids: Sequence[str]) -> None:
         self._left = list(rollout_ids)
-        self._groups, self._complete, self._before_wait = {}, set(), None
+        self._groups, self._complete, self._before_wait, self._judgement = {}, set(), None, None
         self.request([request(rollout_id) for rollout_id in sorted(rollout_ids)])
 
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
