@@ -67,12 +67,20 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
     return _checked(reward_fn, reward_fn(task_info=task, action=action))
 
 
-def judge_group(reward: GroupReward, task: dict[str, Any], actions: Sequence[str]) -> list[RewardOutput]:
-    """Call ``reward.compare`` and check its verdicts, as ``judge`` does; there is one on each action."""
-    verdicts = reward.compare(task_info=task, actions=actions)
+def judge_group(
+    reward_fn: RewardFunction, task: dict[str, Any], actions: Sequence[str]
+) -> list[RewardOutput]:
+    """The checked verdicts of ``reward_fn`` on the answers of a group: on each alone if it does not compare.
+
+    Raises:
+        EnvironmentFailure: as ``judge`` does, or there is not one verdict on each.
+    """
+    if not isinstance(reward_fn, GroupReward):
+        return [judge(reward_fn, task, each) for each in actions]
+    verdicts = reward_fn.compare(task_info=task, actions=actions)
     if len(verdicts) != len(actions):
-        raise _failure(reward, f"{len(verdicts)} verdicts on {len(actions)} answers: return one on each.")
-    return [_checked(reward, each) for each in verdicts]
+        raise _failure(reward_fn, f"{len(verdicts)} verdicts on {len(actions)} answers: return one on each.")
+    return [_checked(reward_fn, each) for each in verdicts]
 
 
 def _checked(reward_fn: RewardFunction, verdict: RewardOutput | float) -> RewardOutput:
