@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from environments.rewards.base import GroupReward, RewardFunction, RewardOutput, judge, judge_group
 from environments.tool_environment import answer_of
@@ -46,6 +48,8 @@ def regraded_group(group: TrajectoryGroup, reward_fn: RewardFunction) -> Traject
     whole = [each for each in rollouts if not each.failed]
     if len(whole) < 2:
         return unjudged_group(group, f"All but {len(whole)} of its group failed: nothing to compare it with.")
+    if any(len(each.seat_rewards) > 1 for each in whole):
+        return unjudged_group(group, "It has several seats, and answers of one agent are compared.")
     answers = [next((each for each in reversed(_answers(one)) if each is not None), None) for one in whole]
     verdicts = judge_group(reward_fn, group.task, [each or "" for each in answers])
     judged = {one.rollout_id: _compared(one, verdict) for one, verdict in zip(whole, verdicts, strict=True)}
@@ -54,11 +58,8 @@ def regraded_group(group: TrajectoryGroup, reward_fn: RewardFunction) -> Traject
 
 def unjudged_group(group: TrajectoryGroup, error: str) -> TrajectoryGroup:
     """``group`` without a verdict, because of ``error``: all of it has failed, and nothing is learned."""
-    reason = TerminationReason.ENV_ERROR
-    rollouts = [
-        each if each.failed else replace(each, termination_reason=reason, error=error)
-        for each in group.rollouts
-    ]
+    failure = partial(replace, termination_reason=TerminationReason.UNJUDGED, error=error)
+    rollouts = [each if each.failed else failure(each) for each in group.rollouts]
     return _with_rollouts(group, rollouts)
 
 
@@ -89,7 +90,7 @@ def _compared(trajectory: Trajectory, verdict: RewardOutput) -> Trajectory:
 def _rewarded(trajectory: Trajectory, verdicts: Sequence[RewardOutput | None]) -> Trajectory:
     """A copy of ``trajectory`` with a verdict on each step that is an answer."""
     pairs = zip(trajectory.steps, verdicts, strict=True)
-    steps = [step if verdict is None else replace(step, reward=verdict.reward) for step, verdict in pairs]
+    steps = [step if verdict is None else _with_reward(step, verdict.reward) for step, verdict in pairs]
     last = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
     if last is None:
         return trajectory
@@ -100,6 +101,13 @@ def _rewarded(trajectory: Trajectory, verdicts: Sequence[RewardOutput | None]) -
         is_correct=last.is_correct,
         by_reward_function=last.is_correct is not None,
     )
+
+
+def _with_reward(step: Step, reward: float) -> Step:
+    """A copy of ``step``, whose messages stay shared with other steps."""
+    twin = copy.copy(step)
+    twin.reward = reward
+    return twin
 
 
 def _with_rollouts(group: TrajectoryGroup, rollouts: Sequence[Trajectory]) -> TrajectoryGroup:

@@ -42,6 +42,8 @@ class TerminationReason(StrEnum):
     """The process of the pair ended: it exited, was killed, or its node was lost."""
     SAMPLER_ERROR = "sampler_error"
     """The policy could not be sampled: the server was unreachable or rejected the request."""
+    UNJUDGED = "unjudged"
+    """The rollout came to its end, and its group could not be compared."""
 
     @property
     def is_failure(self) -> bool:
@@ -64,6 +66,7 @@ _INFRASTRUCTURE = {
     TerminationReason.OUT_OF_MEMORY,
     TerminationReason.CRASHED,
     TerminationReason.SAMPLER_ERROR,
+    TerminationReason.UNJUDGED,
 }
 _OVERLONG = {
     TerminationReason.MAX_STEPS,

@@ -68,7 +68,7 @@ def judged_group(group: TrajectoryGroup, reward: GroupReward) -> TrajectoryGroup
         return group
     try:
         return regraded_group(group, reward)
-    except Exception as error:  # noqa: BLE001  # it may be the user's own code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it may be the user's own code
         return unjudged_group(group, "".join(traceback.format_exception(error)))
 
 

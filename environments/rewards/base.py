@@ -41,8 +41,10 @@ class GroupReward(RewardFunction, Protocol):
     with one answer, as any reward function.
     """
 
-    concurrency: int
-    """Most groups in judgement at once."""
+    @property
+    def concurrency(self) -> int:
+        """Most groups in judgement at once."""
+        ...
 
     def compare(
         self, task_info: dict[str, Any], actions: Sequence[str]

@@ -239,10 +239,11 @@ def test_world_that_lacks_an_argument_names_it():
         Maze.from_dict({"seed": 1})
 
 
-def test_argument_that_an_environment_lacks_is_no_part_of_its_tasks():
+def test_argument_that_an_environment_lacks_is_named():
     check_env_args(Counted, {"start": 4, "max_turns": 2, "task": {}})
     with pytest.raises(
-        ConfigError, match="env_args: Counted has no argument 'max_turn'. Did you mean 'max_turns'.*column"
+        ConfigError,
+        match=r"env_args: Counted has no argument 'max_turn'\. Did you mean 'max_turns'.*column",
     ):
         check_env_args(Counted, {"start": 4, "max_turn": 2})
 

@@ -19,7 +19,7 @@ from environments.rewards.base import GroupReward, RewardOutput
 from environments.rewards.group_judge import GroupJudge, comparison_messages
 from environments.rewards.judge import Judge
 from environments.rewards.judge_ledger import JudgeLedger, Spent
-from environments.types import Step, TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import PLAYED_SEAT, Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.structure import structure_of
 
@@ -273,6 +273,14 @@ def test_member_that_is_left_alone_is_no_low_reward() -> None:
     assert not reward.given and still == failed
     assert lonely.failed and re.search("nothing to compare it with", str(lonely.error))
     assert unjudged_group(group(lonely, still), "again") == group(lonely, still)
+
+
+def test_game_of_several_seats_is_not_compared() -> None:
+    before = group(*(played(name, "a", "b") for name in "01"))
+    for trajectory in before.trajectories:
+        for seat, step in enumerate(trajectory.steps):
+            step.info[PLAYED_SEAT] = str(seat)
+    assert all("several seats" in str(each.error) for each in regraded_group(before, Longest()).trajectories)
 
 
 def test_group_of_one_is_graded_alone() -> None:
