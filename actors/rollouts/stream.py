@@ -213,7 +213,6 @@ class TrajectoryStream:
         while (trajectory := self._arrived(STREAM_POLL_SECONDS)) is None:
             self._check_fleet()
         self._no_actor = NoActorWarning()
-        self.last_arrival = time.monotonic()
         return trajectory
 
     def _arrived(self, seconds: float) -> Trajectory | None:
@@ -224,7 +223,10 @@ class TrajectoryStream:
         # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
         # that had no waiter.
         arrived, self._calls = ray.wait(self._calls, timeout=seconds)
-        return ray.get(arrived[0]) if arrived else None
+        if not arrived:
+            return None
+        self.last_arrival = time.monotonic()
+        return ray.get(arrived[0])
 
     def _check_fleet(self) -> None:
         """Raise where the wait would have no end, and warn where no rollout actor is up."""

@@ -37,7 +37,6 @@ true where the answer meets it, else false.
 
 MAX_NONSENSE = 200
 """Characters of a reply without a verdict in an error."""
-_NO_CRITERION = "a criterion is neither true nor false"
 _FENCE = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 _CONTROL = re.compile(r"[<>\[\]|#`]|[^\x00-\x7f]")
 """Characters that may be of a control token or a mark of a role, and all that are not ASCII."""
@@ -232,8 +231,8 @@ def read_verdict(text: str, size: int, is_ranking: bool = False) -> Verdict:
     allowed = [*range(1, size + 1)] if is_ranking else [True, False]
     are_right = all(type(each) is type(allowed[0]) and each in allowed for each in values)
     if not are_right or not isinstance(reason, str):
-        right = f"a place is no whole number from 1 to {size}" if is_ranking else _NO_CRITERION
-        raise ValueError(f"reason is no text, or {right}")
+        fault = f"a place is none of 1 to {size}" if is_ranking else "a criterion is neither true nor false"
+        raise ValueError(f"reason is no text, or {fault}")
     return Verdict(values, reason.encode("utf-8", "replace").decode())
 
 
