@@ -12,7 +12,7 @@ from environments.tool_environment import answer_of
 from environments.types import Step, TerminationReason, Trajectory, TrajectoryGroup
 
 COMPARED = "compared"
-"""Key of the info of an answer that a ``GroupReward`` has judged."""
+"""Key of the last step's info of a trajectory that was judged beside the others of its group."""
 
 
 def regraded(trajectory: Trajectory, reward_fn: RewardFunction) -> Trajectory:
@@ -63,6 +63,11 @@ def unjudged_group(group: TrajectoryGroup, error: str) -> TrajectoryGroup:
     return _with_rollouts(group, rollouts)
 
 
+def needs_comparison(trajectory: Trajectory) -> bool:
+    """Return whether it has to be judged beside others, and was not."""
+    return not trajectory.failed and not any(COMPARED in step.info for step in trajectory.steps[-1:])
+
+
 def _answers(trajectory: Trajectory) -> list[str | None]:
     """The answer that each step is; ``None`` for a step that is none, and where nobody judges."""
     if trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT:
@@ -79,18 +84,20 @@ def _answer(step: Step) -> str | None:
 def _compared(trajectory: Trajectory, verdict: RewardOutput) -> Trajectory:
     verdicts = [None if each is None else RewardOutput(0.0) for each in _answers(trajectory)]
     last = next((index for index in reversed(range(len(verdicts))) if verdicts[index]), None)
-    if last is None:
-        return trajectory
-    verdicts[last] = verdict
-    judged = _rewarded(trajectory, verdicts)
-    judged.steps[last].info = {**judged.steps[last].info, "metadata": verdict.metadata, COMPARED: True}
-    return judged
+    steps = [*trajectory.steps]
+    if last is not None:
+        verdicts[last] = verdict
+        trajectory = _rewarded(trajectory, verdicts)
+        steps = [*trajectory.steps]
+        steps[last] = _changed(steps[last], info={**steps[last].info, "metadata": verdict.metadata})
+    steps[-1:] = [_changed(each, info={**each.info, COMPARED: True}) for each in steps[-1:]]
+    return replace(trajectory, steps=steps)
 
 
 def _rewarded(trajectory: Trajectory, verdicts: Sequence[RewardOutput | None]) -> Trajectory:
     """A copy of ``trajectory`` with a verdict on each step that is an answer."""
     pairs = zip(trajectory.steps, verdicts, strict=True)
-    steps = [step if verdict is None else _with_reward(step, verdict.reward) for step, verdict in pairs]
+    steps = [step if verdict is None else _changed(step, reward=verdict.reward) for step, verdict in pairs]
     last = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
     if last is None:
         return trajectory
@@ -103,10 +110,10 @@ def _rewarded(trajectory: Trajectory, verdicts: Sequence[RewardOutput | None]) -
     )
 
 
-def _with_reward(step: Step, reward: float) -> Step:
-    """A copy of ``step``, whose messages stay shared with other steps."""
+def _changed(step: Step, **fields: object) -> Step:
+    """A copy of ``step`` with other ``fields``, whose messages stay shared with other steps."""
     twin = copy.copy(step)
-    twin.reward = reward
+    vars(twin).update(fields)
     return twin
 
 

@@ -19,7 +19,7 @@ from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.rollout import RolloutRequest
-from environments.regrading import COMPARED, regraded_group, unjudged_group
+from environments.regrading import needs_comparison, regraded_group, unjudged_group
 from environments.rewards.base import GroupReward
 from environments.types import Trajectory, TrajectoryGroup
 
@@ -61,10 +61,10 @@ class GroupJudgement:
 
 
 def judged_group(group: TrajectoryGroup, reward: GroupReward) -> TrajectoryGroup:
-    """``group`` with its verdicts; all of it has failed where there is one missing. A group that was judged
-    before a checkpoint keeps what it has.
+    """``group`` with its verdicts; all of it has failed where there is one missing. What was judged before a
+    checkpoint stays, unless a member that had failed was played again.
     """
-    if any(COMPARED in step.info for each in group.rollouts for step in each.steps):
+    if not any(map(needs_comparison, group.rollouts)):
         return group
     try:
         return regraded_group(group, reward)

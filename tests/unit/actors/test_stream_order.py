@@ -183,5 +183,16 @@ def test_checkpoint_keeps_verdicts_that_a_resume_does_not_repeat() -> None:
     reward.released["b"].set()
 
 
+def test_member_played_again_is_compared_with_those_that_were() -> None:
+    stream = Compared(["a/0", "a/1"], Waiting("a"))
+    first, second = stream.take("a").trajectories
+    assert (first.reward, second.reward) == (0.0, 1.0)
+    again = Waiting("a")
+    resumed = Compared([], again)
+    resumed._left = ["a/1"]  # as a checkpoint has it whose failed rollouts are played again
+    resumed.request([request("a/0"), request("a/1")], [first])
+    assert rewards(resumed.take("a")) == [0.0, 1.0] and again.begun == ["a"]
+
+
 def test_group_of_one_is_judged_alone_and_by_the_stream() -> None:
     assert rewards(Compared(["a/0"], Waiting()).take("a")) == [7.0]
