@@ -3,9 +3,9 @@
     python tests/benchmarks/group_judge.py [--updates 6]
 
 The calculator recipe on the real stack, whose judge gives the number that is nearest to the truth the first
-place. One run as it is; one that goes on from its checkpoint, with an empty cache; one whose judge is down for
-a third of its calls. An answer there that was in no whole comparison and counts all the same would have a low
-reward that nobody has given: the column ``low`` has to be 0 everywhere.
+place. One run as it is; one that goes on from its checkpoint, with an empty cache; one whose judge is down
+for a third of its calls. An answer there that was in no whole comparison and counts all the same would have a
+low reward that nobody has given: the column ``low`` has to be 0 everywhere.
 """
 
 from __future__ import annotations
