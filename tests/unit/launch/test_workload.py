@@ -47,6 +47,7 @@ def compared(reward_fn: object) -> Workload:
 
 def test_reward_that_compares_is_of_the_groups_and_no_rollouts(monkeypatch) -> None:
     monkeypatch.setattr(start, "RolloutService", lambda *arguments: arguments)
+    monkeypatch.setattr(start, "load_tokenizer", str)
     for reward_fn, in_rollouts, of_groups in ((JUDGE, unjudged, JUDGE), (JUDGE.judge, JUDGE.judge, None)):
         pair, *_, group_reward = start.rollout_service(
             TrainConfig(), TrainConfig().server, compared(reward_fn), "model", {}
