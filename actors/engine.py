@@ -66,7 +66,7 @@ class AgentExecutionEngine:
         agent_class: the agent.
         agent_args: its keyword arguments.
         env_class: the environment; ``from_dict`` is given the task with ``env_args`` over it.
-        env_args: fields that all tasks share.
+        env_args: arguments of the environment.
         rollout: instead of both classes, a function of a task and a client that solves the task by itself.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
             a policy server of this Ray cluster, whose replicas fetch the requests; "module:Class" is a

@@ -1,11 +1,14 @@
 """The agreement of a judge with labels that people have given.
 
-python -m environments.agreement my_judges:helpful --labels labels.jsonl
+    python -m environments.agreement my_judges:helpful --labels labels.jsonl
+    python -m environments.agreement my_judges:best --labels pairs.jsonl --other other_response
 
 Each row is a task with two more columns: an answer, and a label that is true (or 1) where the answer counts
-as a success. The command prints how often the judge says the same, and Cohen's kappa, which is 0 where that
-is chance and 1 where it is always. A judge is any reward function. The exit status is 1 if an answer is left
-without a verdict; such answers count in neither number.
+as a success. With --other it has a second answer too, and the label is true where the first one is better.
+The command prints how often the judge says the same, and Cohen's kappa, which is 0 where that is chance and 1
+where it is always. A judge is any reward function; one that compares is given both answers, any other each of
+them, and the larger reward counts. The exit status is 1 if an answer is left without a verdict, or a pair
+without a better one; such rows count in neither number.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from environments.command_name import explained, module_parser
 from environments.data.datasets import Dataset
 from environments.errors import DatasetError, EnvironmentFailure
 from environments.named_module import load_function
-from environments.rewards.base import RewardFunction, judge
+from environments.rewards.base import RewardFunction, judge, judge_group
+from environments.rewards.group_judge import GroupJudge
 from environments.rewards.judge import Judge, graded
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -67,26 +71,33 @@ class Agreement:
         return "\n".join(lines)
 
 
-def agreement(reward_fn: RewardFunction, rows: Dataset, answer: str, label: str) -> Agreement:
+def agreement(
+    reward_fn: RewardFunction, rows: Dataset, answer: str, label: str, other: str | None = None
+) -> Agreement:
     """Compare the verdicts of ``reward_fn`` with labels.
 
     Args:
         rows: tasks, each with an answer to it and its label.
         answer, label: the names of these two columns.
+        other: the name of the column of other answers, where labels are of pairs.
 
     Raises:
         DatasetError: a row lacks one of them, or has a label that is neither true nor false.
     """
-    labels = [_label(row, answer, label, index) for index, row in enumerate(rows)]
+    columns = {"--answer": answer} | ({} if other is None else {"--other": other})
+    labels = [_label(row, columns, label, index) for index, row in enumerate(rows)]
 
     def verdict(index: int) -> bool | str:
         row = dict(rows[index])
-        text = row.pop(answer)
+        texts = [row.pop(column) for column in columns.values()]
         del row[label]
         try:
-            return judge(reward_fn, row, text).is_success
+            if other is None:
+                return judge(reward_fn, row, texts[0]).is_success
+            first, second = (each.reward for each in judge_group(reward_fn, row, texts))
         except EnvironmentFailure as failure:
             return f"row {index}: {failure}"
+        return first > second if first != second else f"row {index}: it finds both equally good."
 
     counts, failures = Counter[tuple[bool, bool]](), list[str]()
     for given, found in zip(labels, graded(verdict, range(len(rows)), reward_fn), strict=True):
@@ -97,14 +108,15 @@ def agreement(reward_fn: RewardFunction, rows: Dataset, answer: str, label: str)
     return Agreement(counts, failures)
 
 
-def _label(row: dict[str, object], answer: str, label: str, index: int) -> bool:
-    for option, name in (("--answer", answer), ("--label", label)):
+def _label(row: dict[str, object], columns: dict[str, str], label: str, index: int) -> bool:
+    for option, name in (columns | {"--label": label}).items():
         if name not in row:
             raise DatasetError(
                 f"Row {index} has no {name!r} (its columns: {', '.join(row)}): name it with {option}."
             )
-    if not isinstance(row[answer], str):
-        raise DatasetError(f"Row {index}: {answer}={row[answer]!r:.90} is no text.")
+    for name in columns.values():
+        if not isinstance(row[name], str):
+            raise DatasetError(f"Row {index}: {name}={row[name]!r:.90} is no text.")
     text = str(row[label]).lower()  # a CSV file has texts
     if text not in LABELS:
         raise DatasetError(f"Row {index}: {label}={text:.90} has to be true or false.")
@@ -118,12 +130,13 @@ def main(arguments: list[str]) -> int:
     options.add_argument("judge", metavar="MODULE:NAME", help="a Judge, or another reward function")
     options.add_argument("--labels", type=Path, required=True, help="a .jsonl, .json, .csv or .parquet file")
     options.add_argument("--answer", default="response", help="column of the answers (default: %(default)s)")
+    options.add_argument("--other", help="column of other answers: the labels say if the first is better")
     options.add_argument("--label", default="label", help="column of the labels (default: %(default)s)")
     given = options.parse_args(arguments)
     reward_fn = load_function(given.judge, given.judge)
-    found = agreement(reward_fn, Dataset.load_data(given.labels), given.answer, given.label)
+    found = agreement(reward_fn, Dataset.load_data(given.labels), given.answer, given.label, given.other)
     sys.stdout.write(f"{given.judge} beside the labels of {given.labels}:\n{found}\n")
-    if isinstance(reward_fn, Judge):
+    if isinstance(reward_fn, Judge | GroupJudge):
         sys.stdout.write("The ledger has {} calls and {} tokens.\n".format(*reward_fn.ledger.spent))
     return 1 if found.failures else 0
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
+from environments.bounds import no_argument
 from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction, RewardOutput, judge
 
@@ -212,6 +213,24 @@ def argument_names(env_class: type[BaseEnv]) -> set[str]:
             if not any(own.kind is own.VAR_KEYWORD for own in parameters):
                 break
     return names
+
+
+def check_env_args(env_class: type[BaseEnv], env_args: Collection[str]) -> None:
+    """Find an argument that ``env_class`` does not take, and that would pass as a part of each task.
+
+    An environment with a ``from_dict`` of its own reads what it likes.
+
+    Raises:
+        ConfigError: the first one.
+    """
+    readers = [vars(each)["from_dict"] for each in (TaskEnvironment, WorldEnvironment)]
+    if inspect.getattr_static(env_class, "from_dict", None) not in readers:
+        return
+    known = argument_names(env_class) | {"task"}
+    for name in env_args:
+        if name not in known:
+            fault = no_argument(env_class.__name__, name, sorted(known))
+            raise ConfigError(f"env_args: {fault} What all tasks share is a column of their dataset.")
 
 
 class MultiTurnEnvironment(TaskEnvironment):

@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.base import Task, TaskEnvironment, required_reward_fn
 from environments.errors import AgentError, ConfigError
-from environments.rewards.base import RewardFunction, RewardOutput, judge
+from environments.rewards.base import UNJUDGED, RewardFunction, RewardOutput, judge
 from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
 from environments.tools.mcp.tool import MCPServer
@@ -108,8 +108,8 @@ class ToolEnvironment(TaskEnvironment):
         return judge(self.step_reward_fn, self.task, text)
 
     def compute_metrics(self) -> dict[str, float]:
-        if not self._called:
-            return {"called": 0.0}
+        if not self._called or self._reward_output is UNJUDGED:
+            return {"called": float(self._called)}
         is_success = self._reward_output is not None and self._reward_output.is_success
         return {"called": 1.0, "success_when_called": float(is_success)}
 

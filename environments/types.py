@@ -32,7 +32,7 @@ class TerminationReason(StrEnum):
     been done with the answer that this limit has cut: its reward stays."""
     TIMEOUT = "timeout"
     """The trajectory ran longer than its time limit; its actor was ended."""
-    UNJUDGED = "unjudged"
+    JUDGED_LATER = "judged_later"
     """The function or program has ended, and its reward will come later: this run does not learn from it."""
     AGENT_ERROR = "agent_error"
     """The agent raised or broke its contract; ``Trajectory.error`` says how, as for all that follow."""
@@ -44,6 +44,8 @@ class TerminationReason(StrEnum):
     """The process of the pair ended: it exited, was killed, or its node was lost."""
     SAMPLER_ERROR = "sampler_error"
     """The policy could not be sampled: the server was unreachable or rejected the request."""
+    UNJUDGED = "unjudged"
+    """The rollout came to its end, and its group could not be compared."""
 
     @property
     def is_failure(self) -> bool:
@@ -66,6 +68,7 @@ _INFRASTRUCTURE = {
     TerminationReason.OUT_OF_MEMORY,
     TerminationReason.CRASHED,
     TerminationReason.SAMPLER_ERROR,
+    TerminationReason.UNJUDGED,
 }
 _OVERLONG = {
     TerminationReason.MAX_STEPS,

@@ -13,6 +13,7 @@ from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from environments.named_module import call_own, load_module
+from environments.rewards.base import GroupReward
 from environments.types import Message
 from policies.agents.base import BaseAgent
 from policies.learning.preferences import Preference
@@ -55,6 +56,12 @@ class Workload:
         if self.val_dataset is None:
             return {}
         return self.val_dataset if isinstance(self.val_dataset, Mapping) else {"": self.val_dataset}
+
+    @property
+    def group_reward(self) -> GroupReward | None:
+        """The reward function, if it compares the answers of a group."""
+        reward_fn = self.env_args.get("reward_fn")
+        return reward_fn if isinstance(reward_fn, GroupReward) else None
 
     @property
     def policies(self) -> tuple[str, ...]:

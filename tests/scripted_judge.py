@@ -73,8 +73,8 @@ def completion(text: str, finish_reason: str = "stop", usage: bool = True) -> di
     return {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], **counted}
 
 
-def verdict(*met: bool, reason: str = "So it is.") -> str:
-    return json.dumps({"reason": reason, **{str(number): each for number, each in enumerate(met, 1)}})
+def verdict(*values: int, reason: str = "So it is.") -> str:
+    return json.dumps({"reason": reason, **{str(number): each for number, each in enumerate(values, 1)}})
 
 
 def judged(body: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.rollouts.rollout import Pair
-from environments.base import BaseEnv, Task, TaskEnvironment
+from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
 from environments.rewards.base import RewardOutput, judge
 from environments.thoughts import split_thought
@@ -340,9 +340,11 @@ def pair_of(
     """The pair of two classes, or that of a rollout function, whose classes are those of this module.
 
     Raises:
-        ConfigError: both are given, or neither, or the function does not take a task and a client.
+        ConfigError: both are given, or neither, or the function does not take a task and a client; or the
+            environment does not take one of its arguments.
     """
     if rollout is None and agent_class is not None and env_class is not None:
+        check_env_args(env_class, env_args)
         return Pair(
             agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
         )

@@ -79,7 +79,7 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
             _check_values(env, contract.is_correct_faults(is_correct))
             trajectory.is_correct = None if is_correct is None else bool(is_correct)
         if env._reward_output is LATER:
-            trajectory.termination_reason = TerminationReason.UNJUDGED
+            trajectory.termination_reason = TerminationReason.JUDGED_LATER
     with in_env(env, "compute_metrics"):
         metrics = env.compute_metrics()
         _check_values(env, contract.metrics_faults(metrics))

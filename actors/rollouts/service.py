@@ -29,6 +29,7 @@ from actors.rollouts.stream import STREAM_POLL_SECONDS, TrajectoryStream
 from actors.sampling.node_samplers import combined
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
+from environments.rewards.base import GroupReward
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
 FLEET = "fleet-"
@@ -134,6 +135,7 @@ class RolloutService:
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
         servers: policy servers that start and end with this service; none if another program has them.
+        group_reward: judges the groups that the stream hands out.
 
     Raises:
         ConfigError: no node of the cluster has what the environment needs.
@@ -146,9 +148,10 @@ class RolloutService:
         limits: RolloutLimits,
         fleet: FleetConfig,
         servers: Sequence[SampledServer] = (),
+        group_reward: GroupReward | None = None,
     ) -> None:
         check_room(actor_options(pair, fleet))
-        self.stream = TrajectoryStream(STREAM_CAPACITY, self.wake)
+        self.stream = TrajectoryStream(STREAM_CAPACITY, self.wake, group_reward)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
         self._servers = servers
         for server in servers:

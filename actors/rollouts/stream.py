@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 import ray
 from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
+from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.rollout import RolloutRequest
+from environments.regrading import needs_comparison, regraded_group, unjudged_group
+from environments.rewards.base import GroupReward
 from environments.types import Trajectory, TrajectoryGroup
 
 STREAM_POLL_SECONDS = 1.0
+JUDGEMENT_POLL_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
 """Most seconds that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
 CALLS_IN_ADVANCE = 4
 """Calls for trajectories that wait at the queue at the same time."""
 BASELINE = "greedy"
 """The member of a group that is rolled out greedily, for the algorithms that compare with it."""
+
+
+class GroupJudgement:
+    """Has complete groups judged by a ``GroupReward``, in threads, while others are still played."""
+
+    def __init__(self, reward: GroupReward) -> None:
+        self._reward = reward
+        self._waiting: deque[TrajectoryGroup] = deque()
+        self._under_way: list[Future[TrajectoryGroup]] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Return whether any group is being judged."""
+        return bool(self._under_way)
+
+    def request(self, group: TrajectoryGroup) -> None:
+        """Have ``group`` judged when its turn comes."""
+        self._waiting.append(group)
+
+    def finished(self) -> list[TrajectoryGroup]:
+        """The groups that have been judged since the last call; others begin in their places."""
+        over = [each for each in self._under_way if each.done()]
+        self._under_way = [each for each in self._under_way if each not in over]
+        while self._waiting and len(self._under_way) < self._reward.concurrency:
+            work = partial(judged_group, self._waiting.popleft(), self._reward)
+            self._under_way.append(in_background(work, "judgement"))
+        return [each.result() for each in over]
+
+
+def judged_group(group: TrajectoryGroup, reward: GroupReward) -> TrajectoryGroup:
+    """``group`` with its verdicts; all of it has failed where there is one missing. What was judged before a
+    checkpoint stays, unless a member that had failed was played again.
+    """
+    if not any(map(needs_comparison, group.rollouts)):
+        return group
+    try:
+        return regraded_group(group, reward)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it may be the user's own code
+        return unjudged_group(group, "".join(traceback.format_exception(error)))
 
 
 class TrajectoryStream:
@@ -33,10 +80,17 @@ class TrajectoryStream:
 
     Args:
         before_wait: called before a group is waited for.
+        group_reward: judges each group before it counts as complete.
     """
 
-    def __init__(self, capacity: int, before_wait: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        before_wait: Callable[[], None] | None = None,
+        group_reward: GroupReward | None = None,
+    ) -> None:
         self._before_wait = before_wait
+        self._judgement = None if group_reward is None else GroupJudgement(group_reward)
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
         self._fleet: ray.actor.ActorHandle | None = None
         self._checks: list[Callable[[], None]] = []
@@ -45,7 +99,7 @@ class TrajectoryStream:
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Trajectories of each group that was requested, by their rollout ids; ``None`` until they come."""
         self._complete: set[str] = set()
-        """Groups of these of which all trajectories are there."""
+        """Groups of these of which all trajectories are there, and judged where they are compared."""
         self.last_arrival: float | None = None
         """Time when a trajectory last came; ``None`` before the first."""
 
@@ -92,13 +146,15 @@ class TrajectoryStream:
         """
         wanted = set(group_ids)
         assert wanted and wanted <= self._groups.keys(), f"request() comes first: {group_ids}"
-        complete = next(filter(self._complete.__contains__, group_ids), None)
+        complete = self._first_complete(group_ids)
         if complete is None and self._before_wait is not None:
             self._before_wait()
         while complete is None:
-            group_id = self._keep(self._next())
-            if group_id in wanted and group_id in self._complete:
-                complete = group_id
+            if self._judgement is None or not self._judgement.is_under_way:
+                self._keep(self._next())
+            elif (trajectory := self._arrived(JUDGEMENT_POLL_SECONDS)) is not None:
+                self._keep(trajectory)
+            complete = self._first_complete(group_ids)
         self._complete.remove(complete)
         return _group(complete, self._groups.pop(complete))
 
@@ -137,20 +193,28 @@ class TrajectoryStream:
         get_or_raise([self._fleet.submit.remote(list(requests))], "The fleet")
 
     def _note_if_complete(self, group_id: str) -> None:
-        if None not in self._groups[group_id].values():
+        if None in self._groups[group_id].values():
+            return
+        if self._judgement is None:
             self._complete.add(group_id)
+        else:
+            self._judgement.request(_group(group_id, dict(self._groups[group_id])))
 
-    def _keep(self, trajectory: Trajectory) -> str:
+    def _first_complete(self, group_ids: Sequence[str]) -> str | None:
+        for group in () if self._judgement is None else self._judgement.finished():
+            self._groups[group.group_id] = {each.rollout_id: each for each in group.rollouts}
+            self._complete.add(group.group_id)
+        return next(filter(self._complete.__contains__, group_ids), None)
+
+    def _keep(self, trajectory: Trajectory) -> None:
         group_id, _, _ = trajectory.rollout_id.rpartition("/")
         self._groups[group_id][trajectory.rollout_id] = trajectory
         self._note_if_complete(group_id)
-        return group_id
 
     def _next(self) -> Trajectory:
         while (trajectory := self._arrived(STREAM_POLL_SECONDS)) is None:
             self._check_fleet()
         self._no_actor = NoActorWarning()
-        self.last_arrival = time.monotonic()
         return trajectory
 
     def _arrived(self, seconds: float) -> Trajectory | None:
@@ -161,7 +225,10 @@ class TrajectoryStream:
         # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
         # that had no waiter.
         arrived, self._calls = ray.wait(self._calls, timeout=seconds)
-        return ray.get(arrived[0]) if arrived else None
+        if not arrived:
+            return None
+        self.last_arrival = time.monotonic()
+        return ray.get(arrived[0])
 
     def _check_fleet(self) -> None:
         """Raise where the wait would have no end, and warn where no rollout actor is up."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from environments.errors import DatasetError, EnvironmentFailure
 
@@ -36,9 +37,31 @@ class RewardFunction(Protocol):
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
 
 
+@runtime_checkable
+class GroupReward(RewardFunction, Protocol):
+    """Judges the answers of a training group beside each other, as the reward of a workload.
+
+    Where there is no group (evaluations, ``launch.evaluate``, ``play``, ``serve``, an engine), it is called
+    with one answer, as any reward function.
+    """
+
+    @property
+    def concurrency(self) -> int:
+        """Most groups in judgement at once."""
+        ...
+
+    def compare(
+        self, task_info: dict[str, Any], actions: Sequence[str]
+    ) -> Sequence[RewardOutput | float]: ...
+
+
+UNJUDGED = RewardOutput(0.0)
+"""Stands for the verdict on an answer that is compared with others later."""
+
+
 def unjudged(task_info: dict[str, Any], action: Any) -> RewardOutput:
     """The reward function of answers that nobody judges: 0, whatever the answer."""
-    return RewardOutput(0.0)
+    return UNJUDGED
 
 
 def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> RewardOutput:
@@ -48,7 +71,26 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
         EnvironmentFailure: it returned neither a number nor a RewardOutput, the reward is not finite, or
             ``is_correct`` is neither true, false nor None.
     """
-    verdict = reward_fn(task_info=task, action=action)
+    return _checked(reward_fn, reward_fn(task_info=task, action=action))
+
+
+def judge_group(
+    reward_fn: RewardFunction, task: dict[str, Any], actions: Sequence[str]
+) -> list[RewardOutput]:
+    """The checked verdicts of ``reward_fn`` on the answers of a group: on each alone if it does not compare.
+
+    Raises:
+        EnvironmentFailure: as ``judge`` does, or there is not one verdict on each.
+    """
+    if not isinstance(reward_fn, GroupReward):
+        return [judge(reward_fn, task, each) for each in actions]
+    verdicts = reward_fn.compare(task_info=task, actions=actions)
+    if len(verdicts) != len(actions):
+        raise _failure(reward_fn, f"{len(verdicts)} verdicts on {len(actions)} answers: return one on each.")
+    return [_checked(reward_fn, each) for each in verdicts]
+
+
+def _checked(reward_fn: RewardFunction, verdict: RewardOutput | float) -> RewardOutput:
     output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
     if not isinstance(output, RewardOutput):
         raise _failure(reward_fn, f"{verdict!r}: return a RewardOutput.")

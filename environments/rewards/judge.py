@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from environments.bounds import check_bounds, setting
 from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
-from environments.rewards.base import RewardFunction, RewardOutput, lacking
+from environments.rewards.base import GroupReward, RewardFunction, RewardOutput, lacking
 from environments.rewards.judge_ledger import JudgeLedger
 from environments.thoughts import split_thought
 from environments.types import Message
@@ -43,9 +43,9 @@ _CONTROL = re.compile(r"[<>\[\]|#`]|[^\x00-\x7f]")
 
 
 class Verdict(NamedTuple):
-    """The verdict on one answer: of each criterion, whether it is met, and a sentence."""
+    """A model's verdict: of each criterion, whether it is met, or of each answer, its place; a sentence."""
 
-    met: tuple[bool, ...]
+    values: tuple[int, ...]
     reason: str
 
 
@@ -98,13 +98,13 @@ class Judge:
             DatasetError: the task lacks one of ``task_fields``, or its rubric is none.
             EnvironmentFailure: there is no verdict.
         """
-        rubric = self._rubric(task_info)
+        rubric = self.rubric_of(task_info)
         answer = split_thought(action)[1].strip()
         if not answer:
             return RewardOutput(0.0, {"error": "The answer is empty."}, is_correct=False)
-        messages = judge_messages(rubric, self._shown(task_info), answer)
+        messages = judge_messages(rubric, self.shown(task_info), answer)
         try:
-            verdict = self._verdict(messages, len(rubric), answer)
+            verdict = self.verdict(messages, len(rubric), [answer])
         except KeyboardInterrupt as error:
             if type(error) is KeyboardInterrupt:  # Ctrl-C
                 raise
@@ -113,18 +113,20 @@ class Judge:
                 "judged it: set a shorter timeout_seconds of the endpoint, or a longer one of the rollout."
             ) from None
         weights = list(rubric.values())
-        share = math.fsum(weight for weight, met in zip(weights, verdict.met, strict=True) if met)
-        metadata = {"met": dict(zip(rubric, verdict.met, strict=True)), "reason": verdict.reason}
-        return RewardOutput(share / math.fsum(weights), metadata, is_correct=all(verdict.met))
+        share = math.fsum(weight for weight, met in zip(weights, verdict.values, strict=True) if met)
+        metadata = {"met": dict(zip(rubric, verdict.values, strict=True)), "reason": verdict.reason}
+        return RewardOutput(share / math.fsum(weights), metadata, is_correct=all(verdict.values))
 
-    def _rubric(self, task_info: dict[str, Any]) -> Mapping[str, float]:
+    def rubric_of(self, task_info: dict[str, Any]) -> Mapping[str, float]:
+        """The criteria of a task, with their weights. Raises ``DatasetError`` where it has none."""
         if self.rubric is not None:
             return self.rubric
         rubric = task_info.get("rubric")
         check_rubric(rubric, "The task's 'rubric'", DatasetError)
         return rubric or {}
 
-    def _shown(self, task_info: dict[str, Any]) -> dict[str, str]:
+    def shown(self, task_info: dict[str, Any]) -> dict[str, str]:
+        """The parts of a task that the model is shown. Raises ``DatasetError`` where it lacks one."""
         missing = [name for name in self.task_fields if name not in task_info]
         if missing:
             what = f"{missing[0]!r}, which the judge is shown"
@@ -135,14 +137,24 @@ class Judge:
             for name, value in values.items()
         }
 
-    def _verdict(self, messages: list[Message], num_criteria: int, answer: str) -> Verdict:
-        """The verdict in the ledger, else the model's."""
+    def verdict(
+        self, messages: list[Message], size: int, answers: Sequence[str], is_ranking: bool = False
+    ) -> Verdict:
+        """The verdict in the ledger, else the model's.
+
+        Args:
+            size: number of criteria, or of answers where it ranks them.
+            answers: those that are judged: a verdict that stands in one of them is none.
+
+        Raises:
+            EnvironmentFailure: there is no verdict.
+        """
         endpoint = self.endpoint
         given = [endpoint.base_url, endpoint.model, dict(endpoint.options), self.uses_schema, messages]
         content = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
         if (stored := self.ledger.verdict(content)) is not None:
-            return read_verdict(stored, num_criteria)
-        form = {"response_format": verdict_form(num_criteria)} if self.uses_schema else {}
+            return read_verdict(stored, size, is_ranking)
+        form = {"response_format": verdict_form(size, is_ranking)} if self.uses_schema else {}
         fault = ""
         for _ in range(self.num_readings):
             self.ledger.begin_call()
@@ -151,8 +163,9 @@ class Judge:
             try:
                 if reply.finish_reason == "length":
                     raise ValueError("the limit of tokens in the endpoint's options has cut it")
-                verdict = read_verdict(reply.text, num_criteria)
-                if _without_spaces(_object_text(reply.text)) in _without_spaces(answer):
+                verdict = read_verdict(reply.text, size, is_ranking)
+                text = _without_spaces(_object_text(reply.text))
+                if any(text in _without_spaces(each) for each in answers):
                     raise ValueError("it repeats a part of the answer")
             except ValueError as error:
                 fault = f"{error}: {reply.text[:MAX_NONSENSE]!r}"
@@ -169,11 +182,15 @@ def judge_messages(rubric: Mapping[str, float], task: Mapping[str, str], answer:
     """The messages to a judge: its instructions, and apart from them the data, as one JSON object."""
     criteria = "\n".join(f"{number}. {text}" for number, text in enumerate(rubric, 1))
     form = ", ".join(f'"{number}": true or false' for number in range(1, len(rubric) + 1))
-    shown = ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in task.items())
     return [
         {"role": "system", "content": INSTRUCTIONS.format(criteria=criteria, form=form)},
-        {"role": "user", "content": f'{{"task": {{{shown}}}, "answer": {quoted(answer)}}}'},
+        {"role": "user", "content": f'{{"task": {quoted_object(task)}, "answer": {quoted(answer)}}}'},
     ]
+
+
+def quoted_object(texts: Mapping[str, str]) -> str:
+    """``texts`` as a JSON object of ``quoted`` ones."""
+    return f"{{{', '.join(f'{quoted(name)}: {quoted(text)}' for name, text in texts.items())}}}"
 
 
 def quoted(text: str) -> str:
@@ -192,8 +209,11 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]
 
 
-def read_verdict(text: str, num_criteria: int) -> Verdict:
+def read_verdict(text: str, size: int, is_ranking: bool = False) -> Verdict:
     """The verdict that is all of ``text``, but for a thought before it or a fence around it.
+
+    Args:
+        size: number of its values: true or false, or the places of a ranking.
 
     Raises:
         ValueError: it is none.
@@ -202,23 +222,27 @@ def read_verdict(text: str, num_criteria: int) -> Verdict:
         pairs = json.loads(_object_text(text), object_pairs_hook=list)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    numbers = [str(number) for number in range(1, num_criteria + 1)]
+    numbers = [str(number) for number in range(1, size + 1)]
     is_object = isinstance(pairs, list) and all(isinstance(each, tuple) for each in pairs)
     if not is_object or sorted(name for name, _ in pairs) != sorted(["reason", *numbers]):
         raise ValueError(f"it is no object with the keys reason, {', '.join(numbers)}, each of them once")
-    values = dict(pairs)
-    met, reason = tuple(values[number] for number in numbers), values["reason"]
-    if not all(isinstance(each, bool) for each in met) or not isinstance(reason, str):
-        raise ValueError("reason is no text, or a criterion is neither true nor false")
-    return Verdict(met, reason.encode("utf-8", "replace").decode())
+    by_name = dict(pairs)
+    values, reason = tuple(by_name[number] for number in numbers), by_name["reason"]
+    allowed = [*range(1, size + 1)] if is_ranking else [True, False]
+    are_right = all(type(each) is type(allowed[0]) and each in allowed for each in values)
+    if not are_right or not isinstance(reason, str):
+        fault = f"a place is none of 1 to {size}" if is_ranking else "a criterion is neither true nor false"
+        raise ValueError(f"reason is no text, or {fault}")
+    return Verdict(values, reason.encode("utf-8", "replace").decode())
 
 
-def verdict_form(num_criteria: int) -> dict[str, Any]:
+def verdict_form(size: int, is_ranking: bool = False) -> dict[str, Any]:
     """The form of a verdict as a ``response_format``."""
-    names = [str(number) for number in range(1, num_criteria + 1)]
+    names = [str(number) for number in range(1, size + 1)]
+    value = {"type": "integer", "minimum": 1, "maximum": size} if is_ranking else {"type": "boolean"}
     schema = {
         "type": "object",
-        "properties": {"reason": {"type": "string"}, **{name: {"type": "boolean"} for name in names}},
+        "properties": {"reason": {"type": "string"}, **dict.fromkeys(names, value)},
         "required": ["reason", *names],
         "additionalProperties": False,
     }
@@ -244,7 +268,7 @@ def graded(function: Callable[[T], R], items: Iterable[T], reward_fn: RewardFunc
 
     A judge grades as many at once as its ``concurrency``; any other reward function one after the other.
     """
-    if not isinstance(reward_fn, Judge):
+    if not isinstance(reward_fn, Judge | GroupReward):
         return [function(each) for each in items]
     with ThreadPoolExecutor(reward_fn.concurrency) as pool:
         return list(pool.map(function, items))

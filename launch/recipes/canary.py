@@ -12,6 +12,7 @@ request. ``end`` decides by hand.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import defaultdict
@@ -84,10 +85,12 @@ def judged_canary(
         The canary with its state, and the differences of feedback and of held-out success.
 
     Raises:
-        ConfigError: there is no open trial, ``reader`` may not read the recordings, the version in service
-            has changed since the trial began, or the results are not those of the same tasks.
+        ConfigError: ``margin`` is none, there is no open trial, ``reader`` may not read the recordings, the
+            version in service has changed since the trial began, or the results are not of the same tasks.
         DatasetError: a file is none of results.
     """
+    if not 0 <= margin < math.inf:
+        raise ConfigError(f"--margin={margin:g} is no loss: choose one from 0, such as 0.1.")
     canary = _on_trial(folder)
     recordings = [each for each in read_recordings(folder, reader) if each.answer.created >= canary.started]
     feedback = difference(*(_scores(recordings, each, canary) for each in (canary.version, canary.served)))

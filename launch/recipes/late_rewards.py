@@ -50,7 +50,7 @@ def late_groups(past: Path, rewards: Mapping[str, Json]) -> list[TrajectoryGroup
 
 def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajectory | None:
     """The trajectory with its late reward, if it has one that fits."""
-    if trajectory.termination_reason is not TerminationReason.UNJUDGED:
+    if trajectory.termination_reason is not TerminationReason.JUDGED_LATER:
         return None
     steps = trajectory.steps
     result = rewards.get(_session(trajectory), {})

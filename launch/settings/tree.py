@@ -22,7 +22,7 @@ from policies.settings import EXACT_DTYPES
 MASKABLE = [
     str(reason)
     for reason in TerminationReason
-    if not reason.is_failure and reason not in (TerminationReason.TIMEOUT, TerminationReason.UNJUDGED)
+    if not reason.is_failure and reason not in (TerminationReason.TIMEOUT, TerminationReason.JUDGED_LATER)
 ]
 """Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
 OVERLONG = "overlong"

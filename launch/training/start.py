@@ -27,6 +27,7 @@ from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from actors.weights.turns import take_turn
+from environments.rewards.base import unjudged
 from launch.cluster import session
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
@@ -255,7 +256,10 @@ def rollout_service(
     apps = [PolicyApp(names[policy], model, server, store) for policy, store in stores.items()]
     make_sampler = partial(ServeSampler, names, load_tokenizer(model_path), options)
     limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
-    return RolloutService(workload.pair, make_sampler, limits, config.fleet, apps)
+    reward = workload.group_reward
+    if reward is not None:  # no rollout sees the others of its group: the stream has them judged
+        workload = replace(workload, env_args=workload.env_args | {"reward_fn": unjudged})
+    return RolloutService(workload.pair, make_sampler, limits, config.fleet, apps, reward)
 
 
 def start_learners(

@@ -173,7 +173,7 @@ class FailureBudget:
             EnvironmentFailure: more of the newest rollouts have failed than the budget allows.
         """
         for each in trajectories:
-            failed = each.termination_reason in WORLD_FAILURES
+            failed = each.termination_reason in {*WORLD_FAILURES, TerminationReason.UNJUDGED}
             self._recent.append(each.error or "no error text" if failed else None)
         errors = [each for each in self._recent if each is not None]
         if len(errors) >= LEAST_FAILURES and len(errors) > self._share * len(self._recent):

@@ -35,6 +35,7 @@ from launch.validation.workload import (
     check_curriculum,
     check_datasets,
     check_forks,
+    check_group_reward,
     check_model,
     check_shapes,
     check_task_weights,
@@ -58,7 +59,7 @@ class AgentTrainer:
         train_dataset: tasks to train on.
         val_dataset: held-out tasks to measure success with, or several sets of them by their names.
         agent_args: keyword arguments of the agent.
-        env_args: keys added to each task for ``from_dict``.
+        env_args: arguments of the environment: keys over each task for its ``from_dict``.
         curriculum: decides which training task comes next; without one each is played once in every pass.
         rollout: instead of the two classes, a function of a task and a client that calls the policy by that
             and returns the reward: ``async def solve(task, client) -> float``.
@@ -136,6 +137,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_classes(workload)
     check_policies(config, workload.policies)
     check_forks(config, workload)
+    check_group_reward(config, workload)
     check_datasets(config, workload)
     for stage in stages:
         stage.check_workload(workload)

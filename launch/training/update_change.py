@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from environments.errors import ConfigError
 from environments.named_module import load_function
-from environments.regrading import regraded
-from environments.rewards.base import RewardFunction
+from environments.regrading import regraded_group
 from environments.rewards.judge import graded
 from environments.types import TrajectoryGroup
 from launch.settings.compose import named_settings
@@ -87,13 +86,6 @@ class Change:
             names = ", ".join(each.group_id for each in groups)
             raise ConfigError(f"--without {self.without}: the update has the groups {names}.")
         return [masked_group(each) if each.group_id == name else each for each in changed]
-
-
-def regraded_group(group: TrajectoryGroup, reward_fn: RewardFunction) -> TrajectoryGroup:
-    """``group`` with the rewards that ``reward_fn`` gives."""
-    members = tuple(regraded(each, reward_fn) for each in group.trajectories)
-    baseline = None if group.baseline is None else regraded(group.baseline, reward_fn)
-    return replace(group, trajectories=members, baseline=baseline)
 
 
 def masked_group(group: TrajectoryGroup) -> TrajectoryGroup:

@@ -117,6 +117,15 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
             raise ConfigError(f"rollout.forks.roots={forks.roots} {why}")
 
 
+def check_group_reward(config: TrainConfig, workload: Workload) -> None:
+    """Groups have members to compare where the reward compares them. Raises ``ConfigError``."""
+    if workload.group_reward is not None and config.rollout.group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size={config.rollout.group_size} leaves {workload.group_reward!r:.90} nothing to "
+            "compare: set 2 or more, or take a reward that judges each answer by itself."
+        )
+
+
 def check_held_out_tasks(workload: Workload) -> Mapping[str, Dataset]:
     """The sets of an evaluation's tasks, of which each has at least one. Raises ``DatasetError``."""
     if not workload.held_out:

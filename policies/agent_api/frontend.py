@@ -36,7 +36,7 @@ OnStep = Callable[[str], Awaitable[None]]
 """Takes in the text of a step before the answer."""
 ALONE = RequestContext()
 """Context of a message that belongs to no conversation."""
-WHOLE = (TerminationReason.ENV_DONE, TerminationReason.UNJUDGED)
+WHOLE = (TerminationReason.ENV_DONE, TerminationReason.JUDGED_LATER)
 """Ends of an episode that no limit has cut."""
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""

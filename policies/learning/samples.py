@@ -300,7 +300,7 @@ def is_judged(trajectory: Trajectory) -> bool:
     time was over before the first turn, or it will come later.
     """
     reason = trajectory.termination_reason
-    if reason is TerminationReason.UNJUDGED:
+    if reason is TerminationReason.JUDGED_LATER:
         return False
     if reason is TerminationReason.TIMEOUT and not trajectory.steps:
         return False

@@ -136,6 +136,9 @@ def test_canary_with_feedback_alone_raises_an_alarm(
         (["start", "tiny@2", "--share", "1.5"], "--share=1.5"),
         (["start", "tiny"], "names no version"),
         (["judge"], "start one"),
+        (["judge", "--margin", "nan"], "--margin=nan is no loss: choose one from 0"),
+        (["judge", "--margin=-0.1"], "--margin=-0.1"),
+        (["judge", "--margin", "inf"], "--margin=inf"),
         (["end", "promote"], "start one"),
     ],
 )

@@ -139,7 +139,7 @@ def test_reward_that_comes_later_is_kept_once(
     call(session, "b")
     assert reward(http, session, later=True).status_code == 200
     trajectory = rollout.result(30)
-    assert trajectory.termination_reason is TerminationReason.UNJUDGED
+    assert trajectory.termination_reason is TerminationReason.JUDGED_LATER
     assert training_samples(trajectory) == [] and not is_judged(trajectory)
     assert [each.info["session"] for each in trajectory.steps] == [session["id"]] * 2
     assert reward(http, session, later=True).status_code == 404

@@ -13,6 +13,7 @@ from scripted_judge import judged, serving, verdict
 
 from environments.agreement import Agreement, agreement, main
 from environments.data.datasets import Dataset
+from environments.rewards.group_judge import GroupJudge
 from environments.rewards.judge import Judge
 from environments.rewards.judge_ledger import JudgeLedger
 
@@ -78,10 +79,40 @@ def test_answer_without_a_verdict_is_named_and_not_counted(
     assert "The ledger has 4 calls and 40 tokens." in printed
 
 
+def longer_of(body: dict[str, Any], number: int) -> str:
+    """Prefer the longer of two answers; of equally long ones, the first."""
+    first, second = judged(body)["answers"].values()
+    return verdict(1, 2) if len(first) >= len(second) else verdict(2, 1)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_pairs_are_counted_by_the_better_answer(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, compares: bool
+) -> None:
+    pairs = [("long", "no", True), ("no", "long", True), ("no", "long", "0"), ("one", "two", 1)]
+    path = tmp_path / "pairs.jsonl"
+    names = ("response", "other", "label")
+    rows = [{"question": "Why?", **dict(zip(names, pair, strict=True))} for pair in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with serving(longer_of) as server:
+        judge = GroupJudge(Judge(server.endpoint(), {"It is good.": 1.0}, concurrency=1))
+        monkeypatch.setitem(globals(), "judge", judge if compares else is_long)
+        assert main([f"{__name__}:judge", "--labels", str(path), "--other", "other"]) == 1
+    printed = capsys.readouterr().out
+    assert "accuracy 0.667" in printed and "of 3 answers" in printed
+    assert "1 without a verdict, the first one: row 3: it finds both equally good." in printed
+    # Two orders of three pairs: a pair with its answers exchanged is the same.
+    assert ("The ledger has 4 calls" in printed) == compares
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--label", "good"], "Row 0 has no 'good' (its columns: question, response, label): name it with"),
+        (
+            ["--other", "second"],
+            "Row 0 has no 'second' (its columns: question, response, label): name it with",
+        ),
         (["--answer", "label"], "Row 0: label='maybe' is no text"),
         ([], "Row 0: label=maybe has to be true or false"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
-from environments.base import ActorNeeds, WorldEnvironment
+from environments.base import ActorNeeds, WorldEnvironment, check_env_args
 from environments.errors import EnvironmentFailure
 from environments.rewards.base import judge
 
@@ -237,3 +237,19 @@ def test_world_that_lacks_an_argument_names_it():
         ConfigError, match="Maze needs more than the keys seed: missing a required argument: 'size'"
     ):
         Maze.from_dict({"seed": 1})
+
+
+def test_argument_that_an_environment_lacks_is_named():
+    check_env_args(Counted, {"start": 4, "max_turns": 2, "task": {}})
+    with pytest.raises(
+        ConfigError,
+        match=r"env_args: Counted has no argument 'max_turn'\. Did you mean 'max_turns'.*column",
+    ):
+        check_env_args(Counted, {"start": 4, "max_turn": 2})
+
+    class Own(Counted):
+        @classmethod
+        def from_dict(cls, info):
+            return cls(info, start=info["rounds"])
+
+    check_env_args(Own, {"rounds": 3})  # it reads what it likes

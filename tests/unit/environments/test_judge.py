@@ -70,7 +70,7 @@ def test_reward_is_the_weighted_share_of_criteria_met() -> None:
 
 
 def test_judge_of_the_readme_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = (each for each in programs("environments/README.md") if "Judge(" in each)
+    program, _ = (each for each in programs("environments/README.md") if "Judge(" in each)
     monkeypatch.setenv("MY_KEY", KEY)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -99,7 +99,14 @@ def test_task_failing_in_all_rollouts_and_tries_fails_everywhere(reason: Termina
 def test_success_few_attempts_or_another_cause_keep_a_task() -> None:
     assert not fails_everywhere(group(FAILED, FAILED, DONE), 3)
     assert not fails_everywhere(group(FAILED, FAILED), 1)
-    assert not fails_everywhere(group(*[ended(TerminationReason.SAMPLER_ERROR)] * 8), 3)
+    for reason in (TerminationReason.SAMPLER_ERROR, TerminationReason.UNJUDGED):
+        assert not fails_everywhere(group(*[ended(reason)] * 8), 3)
+
+
+def test_judge_that_is_down_ends_a_run() -> None:
+    down = ended(TerminationReason.UNJUDGED, "The model 'judge' does not answer")
+    with pytest.raises(EnvironmentFailure, match="30 times The model 'judge' does not answer"):
+        FailureBudget("Shop").record([down] * LEAST_FAILURES)
 
 
 def test_task_set_aside_is_not_requested_from_that_group_on() -> None:

@@ -17,7 +17,7 @@ from launch.training.selection import TOO_FEW_MEMBERS, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import training_samples
 
-LATER = TerminationReason.UNJUDGED
+LATER = TerminationReason.JUDGED_LATER
 
 
 def played(

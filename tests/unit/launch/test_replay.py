@@ -19,6 +19,7 @@ from trained_run import save_whole
 from environments.data.trajectory_json import plain_json
 from environments.disk import FileDigest
 from environments.errors import ConfigError, EnvironmentFailure, TroupeError
+from environments.rewards.group_judge import GroupJudge
 from environments.rewards.judge import Judge
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.console import main
@@ -308,3 +309,14 @@ def test_judge_grades_a_stored_run_anew(
         server.script = lambda body, number: (503, {"error": {"message": "out to lunch"}})
         with pytest.raises(EnvironmentFailure, match=f"{server.url} does not answer.*out to lunch"):
             Change(reward="test_replay:judge").groups(PastRun(folder).groups(3))
+
+
+def test_group_judge_compares_the_groups_of_a_stored_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = PastRun(folder).groups(3)
+    with serving(lambda body, number: pytest.fail("a member without text needs no comparison")) as server:
+        judge = GroupJudge(Judge(server.endpoint(), {"It is a b.": 3.0}))
+        monkeypatch.setitem(globals(), "judge", judge)
+        changed = Change(reward="test_replay:judge").groups(groups)
+    assert [[each.reward for each in group.trajectories] for group in changed] == [[0.0, 1.0]] * len(groups)

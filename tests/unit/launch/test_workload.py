@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from environments import BaseEnv, Dataset
-from environments.errors import DatasetError
+from environments import BaseEnv, Dataset, SingleTurnEnvironment
+from environments.chat_endpoint import ChatEndpoint
+from environments.errors import ConfigError, DatasetError
+from environments.rewards.base import unjudged
+from environments.rewards.group_judge import GroupJudge
+from environments.rewards.judge import Judge
 from launch.settings.tree import TrainConfig
-from launch.validation.workload import check_datasets
+from launch.training import start
+from launch.validation.workload import check_datasets, check_group_reward
 from launch.workload import Workload
-from policies import BaseAgent
+from policies import BaseAgent, MathAgent
 
 TASKS = [{"question": "1 + 1?"}]
 
@@ -26,3 +31,33 @@ def test_tasks_that_are_in_no_dataset_are_told_from_none(datasets, message):
     workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, **datasets)
     with pytest.raises(DatasetError, match=message):
         check_datasets(TrainConfig(), workload)
+
+
+JUDGE = GroupJudge(Judge(ChatEndpoint("http://127.0.0.1:9", "m"), {"It is short.": 1.0}))
+
+
+def compared(reward_fn: object) -> Workload:
+    return Workload(
+        agent_class=MathAgent,
+        env_class=SingleTurnEnvironment,
+        train_dataset=Dataset(TASKS),
+        env_args={"reward_fn": reward_fn},
+    )
+
+
+def test_reward_that_compares_is_of_the_groups_and_no_rollouts(monkeypatch) -> None:
+    monkeypatch.setattr(start, "RolloutService", lambda *arguments: arguments)
+    monkeypatch.setattr(start, "load_tokenizer", str)
+    for reward_fn, in_rollouts, of_groups in ((JUDGE, unjudged, JUDGE), (JUDGE.judge, JUDGE.judge, None)):
+        pair, *_, group_reward = start.rollout_service(
+            TrainConfig(), TrainConfig().server, compared(reward_fn), "model", {}
+        )
+        assert (pair.env_args["reward_fn"], group_reward) == (in_rollouts, of_groups)
+
+
+def test_reward_that_compares_needs_a_group() -> None:
+    config = TrainConfig()
+    config.rollout.group_size = 1
+    check_group_reward(config, compared(JUDGE.judge))
+    with pytest.raises(ConfigError, match=r"rollout.group_size=1 leaves GroupJudge\(.*set 2 or more"):
+        check_group_reward(config, compared(JUDGE))

@@ -65,7 +65,10 @@ def test_failed_rollout_and_empty_completion_have_no_samples() -> None:
 def test_only_trajectories_that_were_judged_are_learnt_from(reason: TerminationReason) -> None:
     played = trajectory(completion())
     played.termination_reason = reason
-    judged = not reason.is_failure and reason not in (TerminationReason.TIMEOUT, TerminationReason.UNJUDGED)
+    judged = not reason.is_failure and reason not in (
+        TerminationReason.TIMEOUT,
+        TerminationReason.JUDGED_LATER,
+    )
     assert len(training_samples(played)) == int(judged)
     played.masked = True
     assert training_samples(played) == []
