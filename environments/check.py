@@ -12,9 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from environments import contract
 from environments.base import ActorNeeds, BaseEnv, judged_success
-from environments.contract import comparable, kind_of, short
+from environments.contract import (
+    async_faults,
+    comparable,
+    final_reward_faults,
+    is_correct_faults,
+    json_doubts,
+    kind_of,
+    metrics_faults,
+    observation_doubts,
+    opening_doubts,
+    reset_faults,
+    short,
+    step_faults,
+)
 from environments.limited_call import Caller, Failed, GiveUp, NoSecondReset, Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
@@ -89,9 +101,9 @@ class _Probe:
             action = actions.popleft()
             heard.append(f"step({action!r}) with {comparable(self.step(action))}")
         env = self._env
-        self._call("compute_final_reward()", env.compute_final_reward, check=contract.final_reward_faults)
-        self._call("is_correct()", lambda: judged_success(env)[0], check=contract.is_correct_faults)
-        self._call("compute_metrics()", env.compute_metrics, check=contract.metrics_faults)
+        self._call("compute_final_reward()", env.compute_final_reward, check=final_reward_faults)
+        self._call("is_correct()", lambda: judged_success(env)[0], check=is_correct_faults)
+        self._call("compute_metrics()", env.compute_metrics, check=metrics_faults)
         return heard
 
     def snapshot_after(self, action: Any) -> Any:
@@ -109,11 +121,10 @@ class _Probe:
         """Observation, reward and done."""
         name = "step()"
         observation, reward, done, info = self._call(
-            f"step({action!r})", lambda: self._env.step(action), STEP_HINT, check=contract.step_faults
+            f"step({action!r})", lambda: self._env.step(action), STEP_HINT, check=step_faults
         )
         self._call("Pickling the info of step()", partial(_pickle, info), INFO_HINT)
-        self._report.warn(*contract.observation_doubts(name, observation))
-        self._report.warn(*contract.json_doubts(name, observation, info))
+        self._report.warn(*observation_doubts(name, observation), *json_doubts(name, observation, info))
         self.done = bool(done)
         return [observation, float(reward), self.done]
 
@@ -123,7 +134,7 @@ class _Probe:
         name, hint, note = "close()", CLOSE_HINT, self._report.error
         if again:
             name, hint, note = "A second close()", "", self._report.warn
-        self._call(name, self._env.close, hint, note, check=partial(contract.async_faults, "close()"))
+        self._call(name, self._env.close, hint, note, check=partial(async_faults, "close()"))
 
     def _reset(self) -> Any:
         again, self._was_reset, self.done = self._was_reset, True, False
@@ -132,12 +143,11 @@ class _Probe:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
             observation, info = self._call(
-                name, self._env.reset, hint, note, "reset_timeout_seconds", contract.reset_faults
+                name, self._env.reset, hint, note, "reset_timeout_seconds", reset_faults
             )
         except Failed:
             raise (NoSecondReset if again else Failed) from None
-        self._report.warn(*contract.opening_doubts(observation))
-        self._report.warn(*contract.json_doubts("reset()", observation, info))
+        self._report.warn(*opening_doubts(observation), *json_doubts("reset()", observation, info))
         return observation
 
 
@@ -273,7 +283,7 @@ def _from_dict_faults(env: Any) -> list[str]:
     if isinstance(env, BaseEnv):
         return []
     fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
-    return contract.async_faults("from_dict()", env) or [fault]
+    return async_faults("from_dict()", env) or [fault]
 
 
 def _copied(value: Any) -> Any:
