@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import timeit
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,7 +34,6 @@ from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import WeightTransport, make_transport
 from launch.health.members import members
-from policies.engines.weights import narrowed, pack
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig
@@ -102,13 +102,9 @@ def _num_parameters(model: Path) -> int:
 
 
 def _copied(num_weights: int, dtype: torch.dtype) -> tuple[int, float]:
-    """Bytes of as many weights, and the seconds to cast and copy them once: the least of three."""
-    weights, seconds = torch.ones(1, num_weights), math.inf
-    for _ in range(3):
-        start = time.perf_counter()
-        (bucket,) = pack(narrowed([("weights", weights)], dtype))
-        seconds = min(seconds, time.perf_counter() - start)
-    return len(bucket.buffer), seconds
+    """Bytes of as many weights, and the seconds to cast and copy them once, to memory that is there."""
+    weights, copy = torch.ones(num_weights), torch.zeros(num_weights, dtype=dtype)
+    return copy.nbytes, min(timeit.repeat(lambda: copy.copy_(weights), number=1))
 
 
 class Peak:
