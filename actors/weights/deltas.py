@@ -70,7 +70,7 @@ class DeltaTransport(WeightTransport):
         """Pieces of the newest whole version, in a store."""
 
     def __reduce__(self) -> tuple[type[DeltaTransport], tuple[str, int]]:
-        return DeltaTransport, ("", self._whole_every)  # what one process has is not another's
+        return type(self), ("", self._whole_every)  # what one process has is not another's
 
     @classmethod
     def check_dtype(cls, dtype: str | None) -> None:

@@ -4,16 +4,17 @@
 
 A run of the calculator recipe is made twice, with the same seed: once undisturbed, once with a SIGKILL at
 each of the moments, to every kind of process that a run has; to the driver also in its warm start, while a
-checkpoint is written and while weights are published. Where that ends the run it is resumed by the same
-command; with --recover it has to go on by itself, but for its driver and Ray's own processes. In the end
-both have to have consumed the same rollouts, each exactly once, and with max_staleness=0
-to have the same weights to the last bit. A strike takes about a minute.
+checkpoint is written or copied and while weights are published. Where that ends the run it is resumed by the
+same command, after a copy from the address alone; with --recover it has to go on by itself, but for its
+driver and Ray's own processes. In the end both have to have consumed the same rollouts, each exactly once,
+and with max_staleness=0 to have the same weights to the last bit. A strike takes about a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
 import psutil
@@ -31,7 +32,7 @@ from report import Report
 
 from environments.errors import ConfigError
 from launch.fault_injection.fault import send_signal
-from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.checkpoint import STATE, CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 
 REPLACED = ("replica", "actor", "sampler", "controller", "proxy")
@@ -39,9 +40,24 @@ REPLACED = ("replica", "actor", "sampler", "controller", "proxy")
 ENDING = ("driver", "learner", "queue", "fleet", "store", "directory", "raylet", "gcs")
 """Roles without which the run ends, or goes on from its newest checkpoint:"""
 RECOVERED = ("learner", "queue", "fleet", "store", "directory")
+IN_COPY = "driver in copy"
+
+
+def _copies(folder: Path) -> Path:
+    """Address of the copies of a run's checkpoints."""
+    return folder.with_name(f"{folder.name}-copies")
+
+
+def _copies_half(_: Program, folder: Path) -> bool:
+    """Whether the newest copy of a checkpoint is not whole, and one before it is."""
+    are_whole = [(each / STATE).exists() for each in sorted(_copies(folder).glob("step_*"))]
+    return any(are_whole) and not are_whole[-1]
+
+
 DURING: dict[str, Callable[[Program, Path], bool]] = {
     "driver in warm start": lambda program, _: any("warm start" in line for line in program.lines),
     "driver in checkpoint": lambda _, folder: any(folder.glob("checkpoints/.step_*.tmp")),
+    IN_COPY: _copies_half,
     "driver in publish": lambda _, folder: any(folder.glob("weights_training/.unfinished-*")),
 }
 """Strikes at the driver at a moment that it can be seen to have reached."""
@@ -131,7 +147,11 @@ def harry(overrides: Sequence[str], folder: Path, plan: Sequence[Moment]) -> lis
     """Run to the end, with a strike at each moment, resumed after each that has ended the run."""
     outcomes: list[Outcome] = []
     waiting = list(plan)
+    if any(each.kind == IN_COPY for each in plan):
+        overrides = [*overrides, f"run.checkpoints.to={_copies(folder)}"]
     while True:
+        if outcomes and outcomes[-1].moment.kind == IN_COPY:
+            shutil.rmtree(folder)
         program = Program([*overrides, f"run.directory={folder}"])
         try:
             if _strike_until_it_ends(program, folder, waiting, outcomes):
@@ -182,8 +202,8 @@ def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
     time.sleep(moment.seconds)
     if moment.kind in DURING:
         program.family()
-        while program.is_alive and not DURING[moment.kind](program, folder):
-            time.sleep(0.0005)  # it lasts for some milliseconds
+        while program.is_alive and not _stopped_during(moment.kind, program, folder):
+            time.sleep(0.0005)  # a slice of the driver's time: some moments last for four milliseconds
     while program.is_alive:
         try:
             send_signal(moment.role, SIGKILL, program.process.pid, random.Random(0))
@@ -205,6 +225,15 @@ def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
             CheckpointFolder.progress(newest)  # the newest one that is named is whole, whatever was cut off
     said = "" if status is None else next((line for line in reversed(program.lines) if "Error" in line), "")
     return Outcome(moment, at_step, status, seconds, num_left, said[:100])
+
+
+def _stopped_during(kind: str, program: Program, folder: Path) -> bool:
+    """Stop the driver; return whether that is in a moment of ``DURING``, and let it go on otherwise."""
+    program.process.send_signal(SIGSTOP)
+    is_in_time = DURING[kind](program, folder)
+    if not is_in_time:
+        program.process.send_signal(SIGCONT)
+    return is_in_time
 
 
 # -- what both runs have come to -------------------------------------------------------------------------

@@ -40,7 +40,6 @@ sys.path.insert(0, str(repository.ROOT / "tests"))
 
 from learner_samples import ragged_samples, with_random_columns
 
-MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 OPTIMIZER = OptimizerConfig(lr=1e-4)
 VOCABULARY = 16
 """Tokens that all of the models have."""
@@ -52,7 +51,7 @@ COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", default="tiny", help="of 353k, 175M (medium) and 493M weights (large)")
+    parser.add_argument("--models", default="tiny", help="tiny, medium, large: 353k, 175M, 493M weights")
     parser.add_argument("--ranks", type=int, default=2, help="of the learner that saves")
     arguments = parser.parse_args()
     report = Report(f"checkpoint of {arguments.ranks} ranks, by seconds and shares", COLUMNS)
@@ -60,7 +59,7 @@ def main() -> None:
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            model = MODELS[name](Path(folder))
+            model = models.chosen(name, Path(folder))
             report.add(name, *_measured(model, Path(folder, "checkpoint"), arguments.ranks))
     ray.shutdown()
     report.print()

@@ -1,4 +1,4 @@
-"""The models that are measured: two with random weights, or any that ``model.path`` takes."""
+"""The models that are measured: three with random weights, or any that ``model.path`` takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ CONVERSATIONS = [
 
 
 def chosen(name: str, folder: Path) -> str:
-    """The folder of the tiny model, which is made in ``folder``, or of one that ``model.path`` takes."""
-    return tiny(folder) if name == TINY else model_folder(name)
+    """The folder of the ``tiny``, ``medium`` or ``large`` model, which is made in ``folder``, or of one that
+    ``model.path`` takes."""
+    made = {TINY: tiny, "medium": medium, "large": large}
+    return made[name](folder) if name in made else model_folder(name)
 
 
 def tiny(folder: Path) -> str:

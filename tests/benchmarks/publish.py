@@ -1,9 +1,10 @@
 """Seconds from the call of ``LearnerGroup.publish`` until every replica serves it, and bytes on the way.
 
-    python tests/benchmarks/publish.py [--models tiny,medium,large] [--dtype bfloat16] [--ranks 2]
+    python tests/benchmarks/publish.py [--models smollm2-135m-instruct] [--dtype bfloat16] [--ranks 2]
 
-Bytes are multiples of the weights' in the engines' dtype: the most that the object store holds, where the
-version before lies too, and the most that one of the learner's ranks adds to memory that is its own.
+``publish()`` is also given as a multiple of the time in which this program casts as many weights and copies
+them once. Bytes are multiples of the weights' in the engines' dtype: the most that the object store holds,
+where the version before lies too, and the most that one of the learner's ranks adds to memory of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import timeit
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ import models
 import psutil
 import ray
 import repository
+import torch
 from report import Report
 
 from actors.learning.learner_group import LearnerGroup
@@ -39,7 +42,6 @@ sys.path.insert(0, str(repository.ROOT / "tests"))
 
 from served_policy import wait_for_version
 
-MODELS = {"tiny": models.tiny, "medium": models.medium, "large": models.large}
 REPLICAS = (1, 2)
 RANK_GPU = 0.5
 """Share of a GPU that a rank reserves: the replicas have the rest."""
@@ -50,7 +52,7 @@ PAUSE_SECONDS = 1.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="publications of each row; the median counts")
-    parser.add_argument("--models", default="tiny,medium", help="of 353k, 175M and 493M weights (large)")
+    parser.add_argument("--models", default="tiny,medium", help="or large, of 493M weights, or as model.path")
     parser.add_argument("--ranks", type=int, default=1, help="of the learner")
     parser.add_argument("--dtype", default="float32", help="of the engines: float32 or bfloat16")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: rank and replicas share one GPU")
@@ -62,6 +64,7 @@ def main() -> None:
             "model",
             "replicas",
             "publish()",
+            "of a copy",
             "until served",
             "together",
             "object store",
@@ -73,18 +76,18 @@ def main() -> None:
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            model = MODELS[name](Path(folder))
+            model = models.chosen(name, Path(folder))
             transport = make_transport({"transport": arguments.transport}, folder, "training")
             options, num_gpus = {"dtype": arguments.dtype}, 0.0
             if arguments.device == "cuda":
                 options, num_gpus = options | {"gpu_memory_utilization": 0.2}, RANK_GPU / len(REPLICAS)
             engine = EngineConfig(max_model_tokens=128, num_gpus=num_gpus, options=options)
-            copy = _num_parameters(Path(model)) * (2 if arguments.dtype == "bfloat16" else 4)
+            copy, copying = _copied(_num_parameters(Path(model)), getattr(torch, arguments.dtype))
             learner = LearnerConfig(num_workers=arguments.ranks, device=arguments.device)
             for num_replicas, rounds in _publications(model, engine, learner, arguments.rounds, transport):
                 published, served, total, stored, held = map(statistics.median, zip(*rounds, strict=True))
                 listed = " ".join(f"{each[2]:.2f}" for each in rounds)
-                seconds = f"{published:.2f}", f"{served:.2f}", f"{total:.2f}"
+                seconds = f"{published:.2f}", f"{published / copying:.1f}x", f"{served:.2f}", f"{total:.2f}"
                 copies = f"{stored / copy:.2f}x", f"{held / copy:.2f}x"
                 report.add(name, str(num_replicas), *seconds, *copies, listed)
     ray.shutdown()
@@ -96,6 +99,12 @@ def _num_parameters(model: Path) -> int:
 
     with safe_open(model / "model.safetensors", "np") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _copied(num_weights: int, dtype: torch.dtype) -> tuple[int, float]:
+    """Bytes of as many weights, and the seconds to cast and copy them once, to memory that is there."""
+    weights, copy = torch.ones(num_weights), torch.zeros(num_weights, dtype=dtype)
+    return copy.nbytes, min(timeit.repeat(lambda: copy.copy_(weights), number=1))
 
 
 class Peak:

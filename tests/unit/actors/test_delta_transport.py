@@ -191,11 +191,16 @@ def test_learner_that_is_rebuilt_begins_with_a_whole_version() -> None:
     assert {each.base for each in pieces.publish(3, weights(3))} == {3}
 
 
+class OwnDeltas(DeltaTransport):
+    """A user's transport, made of this one."""
+
+
 def test_copies_for_other_processes_hold_no_weights() -> None:
-    pieces = Pieces(whole_every=5)
-    pieces.publish(1, weights(0))
-    there: Any = pickle.loads(pickle.dumps(pieces.store))
-    assert (there._whole_every, there._whole, there._tensors) == (5, (), {})
+    rank = OwnDeltas(whole_every=5)
+    list(rank.publish(1, weights(0).items(), rank=0))
+    there: Any = pickle.loads(pickle.dumps(rank))
+    assert rank._tensors and type(there) is OwnDeltas
+    assert (there._whole_every, there._num_published, there._tensors) == (5, 0, {})
 
 
 def test_weights_of_float32_and_no_interval_are_refused() -> None:
