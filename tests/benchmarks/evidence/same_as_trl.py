@@ -27,7 +27,6 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -69,7 +68,6 @@ TROUPE = [
     f"learner.verl={{optimizer: {{betas: [0.9, {BETA2}]}}}}",
     f"run.num_steps={UPDATES}",
     f"run.checkpoints={{every: {EVERY}, kept: {UPDATES}}}",
-    "run.trackers=[]",
     "fleet.num_actors=16",
     "evaluation.num_tasks=1",
 ]
@@ -98,9 +96,6 @@ ARMS = {
 }
 Curve = list[tuple[int, float]]
 """Updates and held-out success after them."""
-
-
-# -- the task ------------------------------------------------------------------------------------------
 
 
 def task(game: Range) -> dict[str, str]:
@@ -148,9 +143,6 @@ def success(model: str) -> float:
     return float(logprobs.sum((1, 2)).exp().mean())
 
 
-# -- the runs ------------------------------------------------------------------------------------------
-
-
 def curve(arm: str, seed: int, model: str, folder: Path) -> Curve:
     """Train a seed of an arm in a folder of its own, which is removed, and measure it."""
     directory = folder / "run"
@@ -168,10 +160,7 @@ def curve(arm: str, seed: int, model: str, folder: Path) -> Curve:
             "steps": STEPS * UPDATES,
             "settings": {**TRL_ARMS[arm], "seed": seed},
         }
-        python = folder / "environment" / "bin" / "python"
-        run_peer(
-            "trl", python if python.exists() else environment_of("trl", python.parents[1]), job, directory
-        )
+        run_peer("trl", environment_of("trl", folder / "environment"), job, directory)
         saved = [directory / "trl" / f"checkpoint-{STEPS * update}" for update in measured]
     else:
         run([*TROUPE, f"model.path={model}", f"seed={seed}", f"run.directory={directory}"])
@@ -179,9 +168,6 @@ def curve(arm: str, seed: int, model: str, folder: Path) -> Curve:
     found = [(update, success(model_folder(str(each)))) for update, each in zip(measured, saved, strict=True)]
     shutil.rmtree(directory)
     return [(0, success(model)), *found]
-
-
-# -- the result ----------------------------------------------------------------------------------------
 
 
 def report(curves: dict[str, dict[str, Curve]]) -> None:
@@ -204,13 +190,13 @@ def report(curves: dict[str, dict[str, Curve]]) -> None:
             margin = math.hypot(means["troupe"].margin, mean.margin)
             gap = f"{means['troupe'].mean - mean.mean:+.3f} ± {margin:.3f}"
         cells = [*(points[update] for update in shown), mean]
-        texts = [f"{each.mean:.3f} ± {each.margin:.3f}" for each in cells]
-        table.add(ARMS[arm].label, str(len(seeds)), *texts, gap)
+        figures = (f"{each.mean:.3f} ± {each.margin:.3f}" for each in cells)
+        table.add(ARMS[arm].label, str(len(seeds)), *figures, gap)
     table.print()
 
 
 def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """The mean of each arm with the 95 % interval of the mean as a band."""
+    """The mean of each arm with its 95 % interval as a band; lines that lie on each other stay visible."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4), layout="constrained")
@@ -219,7 +205,8 @@ def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
         updates, points = zip(*by_step(seeds).items(), strict=True)
         low, high = ([each.mean + sign * each.margin for each in points] for sign in (-1, 1))
         label, color = f"{ARMS[arm].label} ({len(seeds)} seeds)", ARMS[arm].color
-        axes.plot(updates, [each.mean for each in points], color=color, marker="o", markersize=3, label=label)
+        style, width = ("-" if arm in ("troupe", "trl") else ":"), (4.0 if arm == "troupe" else 1.5)
+        axes.plot(updates, [each.mean for each in points], style, color=color, linewidth=width, label=label)
         axes.fill_between(updates, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(xlabel="policy updates", ylabel="held-out success", ylim=(0, 1.03))
     axes.grid(alpha=0.3)
@@ -238,9 +225,11 @@ def main() -> None:
     until = time.monotonic() + 60 * arguments.minutes
     path = arguments.output / "same_as_trl.json"
     settings = {"packages": list(PACKAGES), "troupe": TROUPE, "trl": TRL}
-    kept: dict[str, Any] = {"settings": settings, "curves": {}}
-    if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
+    kept = (
+        json.loads(path.read_text(encoding="utf-8"))
+        if path.exists()
+        else {"settings": settings, "curves": {}}
+    )
     if kept["settings"] != settings:
         sys.exit(f"{path} holds runs of other settings: move it away, or name another --output.")
     model = model_folder(warm_started_model("guess", arguments.folder.absolute(), num_steps=250))
