@@ -222,27 +222,27 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the JSON and the picture")
     parser.add_argument("--minutes", type=float, default=110, help="no run is begun after so many")
     arguments = parser.parse_args()
+    if unknown := set(arguments.arms.split(",")) - ARMS.keys():
+        parser.error(f"--arms names {', '.join(unknown)}: name some of {', '.join(ARMS)}.")
     until = time.monotonic() + 60 * arguments.minutes
     path = arguments.output / "same_as_trl.json"
     settings = {"packages": list(PACKAGES), "troupe": TROUPE, "trl": TRL}
-    kept = (
-        json.loads(path.read_text(encoding="utf-8"))
-        if path.exists()
-        else {"settings": settings, "curves": {}}
-    )
-    if kept["settings"] != settings:
-        sys.exit(f"{path} holds runs of other settings: move it away, or name another --output.")
+    curves: dict[str, dict[str, Curve]] = {}
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["settings"] != settings:
+            sys.exit(f"{path} holds runs of other settings: move it away, or name another --output.")
+        curves = kept["curves"]
     model = model_folder(warm_started_model("guess", arguments.folder.absolute(), num_steps=250))
     for seed, arm in product(arguments.seeds.split(","), arguments.arms.split(",")):
-        curves = kept["curves"].setdefault(arm, {})
-        if seed not in curves and time.monotonic() < until:
-            curves[seed] = curve(arm, int(seed), model, arguments.folder.absolute())
+        if seed not in curves.setdefault(arm, {}) and time.monotonic() < until:
+            found = curves[arm][seed] = curve(arm, int(seed), model, arguments.folder.absolute())
             with replaced(path) as unfinished:
-                unfinished.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-            print(f"{arm}, seed {seed}: {' '.join(f'{value:.3f}' for _, value in curves[seed])}", flush=True)
-    curves = {arm: kept["curves"][arm] for arm in ARMS if kept["curves"].get(arm)}
-    draw(curves, arguments.output / "same_as_trl.png")
-    report(curves)
+                unfinished.write_text(json.dumps({"settings": settings, "curves": curves}), encoding="utf-8")
+            print(f"{arm}, seed {seed}: {' '.join(f'{value:.3f}' for _, value in found)}", flush=True)
+    finished = {arm: curves[arm] for arm in ARMS if curves.get(arm)}
+    draw(finished, arguments.output / "same_as_trl.png")
+    report(finished)
 
 
 if __name__ == "__main__":
