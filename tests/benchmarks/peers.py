@@ -23,6 +23,7 @@ import tempfile
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import models
 import repository  # noqa: F401
@@ -102,7 +103,6 @@ def environment_of(peer: str, folder: Path) -> Path:
 
 def peer_seconds(peer: str, python: Path, model: str, folder: Path, num_updates: int) -> list[float]:
     """Seconds of the steps of one program of a peer."""
-    folder.mkdir()
     job = {
         "model": model,
         "questions": QUESTIONS,
@@ -111,8 +111,14 @@ def peer_seconds(peer: str, python: Path, model: str, folder: Path, num_updates:
         "max_tokens": MAX_TOKENS,
         "lr": LR,
         "steps": num_updates,
-        "seconds": str(folder / "seconds.json"),
     }
+    return run_peer(peer, python, job, folder)[NOT_COUNTED - 1 :]  # between two steps
+
+
+def run_peer(peer: str, python: Path, job: dict[str, Any], folder: Path) -> list[float]:
+    """Run a program of a peer to its end, in a new folder; return the seconds between its steps."""
+    folder.mkdir(parents=True)
+    job = {**job, "seconds": str(folder / "seconds.json")}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     done = subprocess.run(
         [str(python), str(HERE / f"peer_{peer}.py"), str(folder / "job.json")],
@@ -123,7 +129,7 @@ def peer_seconds(peer: str, python: Path, model: str, folder: Path, num_updates:
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\nThe peer {peer} failed with status {done.returncode}.")
     seconds: list[float] = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
-    return seconds[NOT_COUNTED - 1 :]  # between two steps
+    return seconds
 
 
 def main() -> None:
