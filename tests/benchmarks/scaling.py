@@ -4,7 +4,7 @@
 
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
-replica, and a publish after each update. The CPU time of each process is measured over one whole update: its
+replica, and a publish after each update. The CPU time of each process is measured over three updates: its
 own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
 
 Sizes are left out at which a pair would have less than 0.2 seconds for a turn.
@@ -95,7 +95,7 @@ class Measured:
 async def measured(
     loop: CountingLoop, size: Size, renderer: ChatRenderer, reply: tuple[int, ...]
 ) -> tuple[float, Usage]:
-    """CPU seconds of the fleet for its start, and the usage of the update that comes after the first."""
+    """CPU seconds of the fleet for its start, and the usage of three updates that come after the first."""
     with simulated_system(
         loop, lambda: System(size, renderer=renderer, reply=reply, question=QUESTION)
     ) as system:
@@ -106,7 +106,7 @@ async def measured(
         training = system.driver.run(system.driver.target.train)
         before = await usage_after(1, system, training)
         gc.freeze()  # or a collection walks over the objects of all processes, and is counted in one
-        usage = (await usage_after(2, system, training)).since(before)
+        usage = (await usage_after(4, system, training)).since(before)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
