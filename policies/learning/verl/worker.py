@@ -52,6 +52,13 @@ from verl.workers.engine_workers import TrainingWorker
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""Variables with the sizes of oneDNN's and torch's caches of matrix products, read at the first in bfloat16.
+
+By default each holds 1,024, of every shape one: rows of ever new lengths fill them with hundreds of MB. A
+micro-batch has some 20 shapes.
+"""
+
 
 def on_all_ranks(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """A method that all ranks have to call together. Rank 0 answers; the others would say the same again."""
@@ -75,6 +82,8 @@ class VerlWorker(TrainingWorker):
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
         self._learner = learner
         if learner.device == "cpu":
+            for variable in PRIMITIVE_CACHES:
+                os.environ.setdefault(variable, "64")
             # The same number in a resumed run: it decides the order of sums, and so their last bits.
             torch.set_num_threads(learner.num_threads or 1)
             if not dist.is_initialized():  # verl's own backend string is one that torch rejects on a CPU

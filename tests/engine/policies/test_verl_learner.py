@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 from learner_samples import batches, ragged_samples, save, with_random_columns
@@ -495,6 +496,17 @@ def test_bfloat16_learner_keeps_weights_and_moments_in_float32(make_rank: MakeRa
     kept = [*ranks[1].engine.module.parameters(), *(each["exp_avg"] for each in moments)]
     assert {each.dtype for each in kept} == {torch.float32}
     assert not torch.equal(weights(ranks[1])["model.norm.weight"], before["model.norm.weight"])
+    _compute_products(range(1000, 1100))
+    before_more = psutil.Process().memory_info().rss
+    _compute_products(range(1100, 1400))
+    assert psutil.Process().memory_info().rss - before_more < 50e6, "it was 200 MB"
+
+
+def _compute_products(lengths: range) -> None:
+    """Products in bfloat16 of rows of all these lengths."""
+    weight = torch.ones(128, 128, dtype=torch.bfloat16)
+    for length in lengths:
+        torch.nn.functional.linear(torch.ones(length, 128, dtype=torch.bfloat16), weight)
 
 
 # -- the reference policy ------------------------------------------------------------------------------
