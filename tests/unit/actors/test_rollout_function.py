@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
-from environments.rewards.base import RewardOutput
+from environments.rewards.base import LATER, RewardOutput
 from environments.sandbox import local
 from environments.types import Completion, Message, TerminationReason, Trajectory
 from launch.validation.trial import check_agent
@@ -81,6 +82,14 @@ def client_with(key: str) -> PolicyClient:
 async def say(client: PolicyClient, *contents: str, **fields: Any) -> Any:
     messages = [{"role": "user", "content": each} for each in contents]
     return await client.openai.chat.completions.create(model="gpt-9", messages=messages, **fields)
+
+
+def test_reward_that_comes_later_is_known_by_a_copy() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> RewardOutput:
+        await say(client, "hi")
+        return pickle.loads(pickle.dumps(LATER))  # as a function of __main__ brings it
+
+    assert play(solve).termination_reason is TerminationReason.UNJUDGED
 
 
 def test_reward_of_a_function_ends_its_episode() -> None:
