@@ -492,6 +492,8 @@ attempt("reward", lambda: post(given["reward"]))
 attempt("reward by the gateway", lambda: post(given["gateway"] + "/sessions/any/reward"))
 attempt("secret", lambda: open(given["secret"]).read())
 attempt("secret outside the root", lambda: open("/proc/1/root" + given["secret"]).read())
+attempt("machine", lambda: socket.socket(socket.AF_VSOCK))
+attempt("ring", lambda: ctypes.CDLL(None).syscall(425, 1, ctypes.create_string_buffer(120)))
 attempt("system", lambda: open("/usr/bin/own", "w"))
 mount = ["mount", "-t", "tmpfs", "x", "/bin"]
 attempt("mount", lambda: subprocess.run(mount, check=True, capture_output=True))
@@ -552,6 +554,8 @@ def test_isolated_program_reaches_nothing_but_the_policy(
         "reward by the gateway": "HTTPError",
         "secret": "FileNotFoundError",
         "secret outside the root": "PermissionError",
+        "machine": "PermissionError",
+        "ring": -1,
         "system": "OSError",
         "mount": "CalledProcessError",
         "processes": ["1", "2"],
