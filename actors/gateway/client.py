@@ -240,9 +240,10 @@ def _check_command(
 def _collected(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """The files of a program that has ended, without those to which its links lead outside."""
     for name in names:
-        path = (folder / name).resolve()
-        if path.is_relative_to(folder) and path.is_file():
-            yield name, path.read_bytes()
+        path = Path(os.path.realpath(folder / name))  # which takes a circle of links, too
+        with suppress(OSError):  # a program may forbid what it leaves: no way to fail its rollout
+            if path.is_relative_to(folder) and path.is_file():
+                yield name, path.read_bytes()
 
 
 def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:

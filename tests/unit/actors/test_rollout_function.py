@@ -504,6 +504,7 @@ attempt("first process", lambda: os.kill(1, 9))
 attempt("network", lambda: sorted(os.listdir("/proc/self/net/dev_snmp6")))
 os.symlink(given["secret"], "answer.txt")
 os.symlink("/etc", "outside")
+os.symlink("circle", "circle")
 print(json.dumps(found))
 """
 
@@ -539,7 +540,7 @@ def test_isolated_program_reaches_nothing_but_the_policy(
                 "secret": str(secret),
             }
             command = [sys.executable, "-c", ATTACKS, json.dumps(given)]
-            collect = ["answer.txt", "outside/passwd", "../../etc/passwd"]
+            collect = ["answer.txt", "outside/passwd", "../../etc/passwd", "circle"]
             results.append(client.run(command, collect=collect, isolated=True))
             return 1.0
 
