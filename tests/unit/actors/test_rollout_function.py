@@ -569,6 +569,21 @@ def test_isolated_program_reaches_nothing_but_the_policy(
     assert secret.read_text() == "of the user"
 
 
+def test_listener_of_an_isolated_program_goes_to_no_other() -> None:
+    listeners: list[socket.socket] = []
+    inheritable: list[bool] = []
+
+    def serve(listener: socket.socket) -> Callable[[], None]:
+        listeners.append(listener)
+        inheritable.append(listener.get_inheritable())
+        return gateway().serve(listener)
+
+    access = Access(url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, serve=serve)
+    assert PolicyClient(access, is_async=False).run(["true"], isolated=True).exit_code == 0
+    assert inheritable == [False]
+    assert listeners[0].fileno() == -1, "it has ended with its program"
+
+
 def test_isolated_program_ends_with_its_own_exit_code() -> None:
     client = client_with("key")
     assert client.run(["bash", "-c", "exit 7"], isolated=True).exit_code == 7
