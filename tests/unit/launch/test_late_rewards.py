@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,20 @@ def test_groups_are_whole_with_rewards_that_came_later(tmp_path: Path) -> None:
     (sample,) = training_samples(late)
     assert sample.num_sampled_tokens == 2
     assert late.completions[0].policy_version == 3
+
+
+def test_baseline_that_was_judged_later_stays_the_baseline(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    baseline = played("00000004/2", reason=LATER)
+    waiting = replace(group(played("00000004/0", 1.0), played("00000004/1", reason=LATER)), baseline=baseline)
+    TrajectoryLog(tmp_path / "a", 4).record_update(1, [], {TOO_FEW_MEMBERS: [waiting]}, {})
+    rewards = {f"session-00000004-{each}": {"reward": 0.25} for each in (1, 2)}
+    (found,) = late_groups(tmp_path / "a", rewards)
+    assert [each.reward for each in found.trajectories] == [1.0, 0.25]
+    assert found.baseline is not None and found.baseline.reward == 0.25
+    assert {each.rollout_id.partition("/")[0] for each in found.rollouts} == {found.group_id}
+    (alone,) = late_groups(tmp_path / "a", {"session-00000004-1": {"reward": 0.25}})
+    assert alone.baseline is not None and reason_to_drop(alone, 3, TrainConfig(), algorithm_of(TrainConfig()))
 
 
 def test_late_member_is_compared_with_those_learned_from_before(tmp_path: Path) -> None:
