@@ -72,10 +72,9 @@ def play(
         env.close()
 
 
-def client_with(key: str) -> PolicyClient:
-    access = Access(
-        url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=gateway().serve
-    )
+def client_with(key: str, serve: Callable[[socket.socket], Callable[[], None]] | None = None) -> PolicyClient:
+    serve = serve or gateway().serve
+    access = Access(url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=serve)
     return PolicyClient(access, is_async=False)
 
 
@@ -578,8 +577,8 @@ def test_listener_of_an_isolated_program_goes_to_no_other() -> None:
         inheritable.append(listener.get_inheritable())
         return gateway().serve(listener)
 
-    access = Access(url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, serve=serve)
-    assert PolicyClient(access, is_async=False).run(["true"], isolated=True).exit_code == 0
+    client = client_with("key", serve)
+    assert client.run(["true"], isolated=True).exit_code == 0
     assert inheritable == [False]
     assert listeners[0].fileno() == -1, "it has ended with its program"
 

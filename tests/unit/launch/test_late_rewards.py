@@ -9,7 +9,9 @@ import pytest
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.data.late_rewards import LateRewards
+from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
+from launch.evaluate import report
 from launch.recipes.late_rewards import late_groups, main
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -148,3 +150,8 @@ def test_group_that_waits_for_a_reward_is_not_learned_from() -> None:
     assert reason_to_drop(waiting, 3, config, algorithm_of(config)) == TOO_FEW_MEMBERS
     config.selection.min_members = 1
     assert reason_to_drop(waiting, 3, config, algorithm_of(config)) is None
+
+
+def test_evaluation_without_a_single_reward_is_refused() -> None:
+    with pytest.raises(TroupeError, match=r"All 1 rollouts failed.*comes later"):
+        report([played("00000000/0", reason=LATER)])
