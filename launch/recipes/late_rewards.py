@@ -50,7 +50,7 @@ def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajec
     if trajectory.termination_reason is not TerminationReason.UNJUDGED:
         return None
     steps = trajectory.steps
-    result = rewards.get(_session(trajectory), {})
+    result = rewards.get(steps[-1].info.get("session", ""), {})
     whole = [*[0.0] * (len(steps) - 1), result["reward"]] if "reward" in result else []
     given = result.get("rewards", whole)
     if len(given) != len(steps):
@@ -65,10 +65,6 @@ def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajec
     )
 
 
-def _session(trajectory: Trajectory) -> str:
-    return str(trajectory.steps[-1].info.get("session"))
-
-
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
@@ -80,8 +76,8 @@ def main(arguments: list[str]) -> int:
     given = options.parse_args(arguments)
     rewards = LateRewards(given.rewards).read()
     groups = late_groups(given.past, rewards)
-    sessions = {_session(each) for group in groups for each in group.trajectories}
-    if others := rewards.keys() - sessions:
+    steps = (step for group in groups for each in group.rollouts for step in each.steps)
+    if others := rewards.keys() - {step.info.get("session") for step in steps}:
         sys.stdout.write(f"{len(others)} rewards fit no rollout that {given.past} has kept.\n")
     found = f"{given.rewards} has rewards for rollouts of {given.past} to"
     written = write_groups(groups, given.run, given.groups_per_step, found)

@@ -15,7 +15,7 @@ from launch.evaluate import report
 from launch.recipes.late_rewards import late_groups, main
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.tree import TrainConfig, algorithm_of
-from launch.training.recording import RecordedRollouts
+from launch.training.recording import RecordedRollouts, recorded_groups
 from launch.training.selection import TOO_FEW_MEMBERS, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import training_samples
@@ -142,6 +142,18 @@ def test_replay_takes_groups_that_were_judged_later(
         [0.25, 1.0],
         [0.5, 0.5],
     ]
+
+
+def test_member_without_a_call_is_one_of_a_late_group(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    silent = Trajectory(rollout_id="00000001/9", termination_reason=TerminationReason.AGENT_ERROR)
+    log = TrajectoryLog(tmp_path / "a", 4)
+    log.record_update(1, [], {TOO_FEW_MEMBERS: [group(played("00000001/4", reason=LATER), silent)]}, {})
+    given(tmp_path / "late")
+    arguments = [str(tmp_path / name) for name in ("a", "late", "new")]
+    assert main([*arguments, "--groups-per-step", "1"]) == 0
+    (found,) = recorded_groups(tmp_path / "new", 1)
+    assert [each.reward for each in found.trajectories] == [0.5, 0.0]
 
 
 def test_group_that_waits_for_a_reward_is_not_learned_from() -> None:
