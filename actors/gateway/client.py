@@ -165,7 +165,7 @@ class PolicyClient:
             environment: more variables.
             isolated: it runs in namespaces of its own: it reaches no address but ``self.base_url``, sees no
                 other process (in a container that masks /proc: their command lines), and no files but the
-                system's, this Python's packages, its folder and ``visible``. Else it may do what this user may.
+                system's, this Python's packages, its folder and ``visible``. Else it may do what you may.
             visible: absolute paths of files and folders that an isolated program may read.
 
         Raises:

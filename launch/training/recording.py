@@ -90,7 +90,7 @@ def recorded_groups(folder: Path, step: int) -> list[TrajectoryGroup]:
 
 
 def by_group(folder: Path, step: int) -> dict[str, list[KeptTrajectory]]:
-    """What the run in ``folder`` has kept of the update ``step``, by the ids of the groups."""
+    """The trajectories that a run has kept of the update ``step``, by the ids of their groups."""
     groups: dict[str, list[KeptTrajectory]] = {}
     for kept in read_kept(folder, TRAIN, step):
         groups.setdefault(kept.group_id, []).append(kept)
