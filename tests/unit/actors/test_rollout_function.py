@@ -619,7 +619,7 @@ def test_machine_that_isolates_no_program_is_named_by_the_trial(
         return float(client.run(["true"], isolated=True).exit_code == 0)
 
     tasks = Dataset([TASK])
-    with pytest.raises(AgentError, match=r"no user namespaces .* Allow them: .* without: isolated=False"):
+    with pytest.raises(ConfigError, match=r"no user namespaces .* Allow them: .* without: isolated=False"):
         check_agent(Workload(rollout=solve, train_dataset=tasks), tasks)
 
 
