@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def test_member_without_a_call_is_one_of_a_late_group(tmp_path: Path) -> None:
     assert main([*arguments, "--groups-per-step", "1"]) == 0
     (found,) = recorded_groups(tmp_path / "new", 1)
     assert [each.reward for each in found.trajectories] == [0.5, 0.0]
+
+
+def test_late_reward_that_is_no_finite_number_is_refused(tmp_path: Path) -> None:
+    late = LateRewards(tmp_path)
+    late.expect("session-1")
+    with pytest.raises(ValueError, match="JSON"):
+        late.give("session-1", {"reward": math.nan})
+    late.give("session-1", {"reward": 1.0})
+    assert late.read() == {"session-1": {"reward": 1.0}}
 
 
 def test_group_that_waits_for_a_reward_is_not_learned_from() -> None:
