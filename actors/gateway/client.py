@@ -224,7 +224,8 @@ def _check_command(
     if visible and not isolated:
         raise AgentError(f"visible={list(visible)} has no effect on a program that sees all: isolated=True.")
     for each in visible:
-        if not os.path.isabs(each) or not os.path.exists(each) or Path(folder).is_relative_to(each):
+        around = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(each))
+        if around or not os.path.isabs(each) or not os.path.exists(each):
             raise AgentError(
                 f"visible={list(visible)} has {each!r}: name absolute paths that exist, and not around "
                 f"{tempfile.gettempdir()}, where the program's own folder lies."

@@ -600,7 +600,9 @@ def test_isolated_program_sees_what_is_named(tmp_path: Path) -> None:
         client.run([str(own)], isolated=True)
     result = client.run([str(own)], isolated=True, visible=[str(tmp_path)])
     assert result.output.startswith("seen\n") and "Read-only file system" in result.output
-    for wrong in ("bin", "/no/such", tempfile.gettempdir(), "/"):
+    around = tmp_path / "around"
+    around.symlink_to(tempfile.gettempdir())
+    for wrong in ("bin", "/no/such", tempfile.gettempdir(), "/", str(around)):
         with pytest.raises(AgentError, match=f"'{wrong}': name absolute paths"):
             client.run(["true"], isolated=True, visible=[wrong])
     with pytest.raises(AgentError, match="has no effect"):
