@@ -153,11 +153,12 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     """Print success, the environment's metrics, the pass@k table and how the rollouts ended.
 
     Raises:
-        TroupeError: every rollout failed, so nothing was measured.
+        TroupeError: every rollout failed, or has no reward yet, so nothing was measured.
     """
     errors = [each.error for each in trajectories if has_failed(each)]
-    if len(errors) == len(trajectories):
-        raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
+    if not any(is_judged(each) and not has_failed(each) for each in trajectories):
+        first = errors[0] if errors else "its reward comes later, and no evaluation waits for it."
+        raise TroupeError(f"All {len(trajectories)} rollouts failed. The first: {first}")
     judged_by = judges(Counter(each.judged_by for each in trajectories))
     sys.stdout.write(f"{_result(trajectories, f' by {judged_by}')}\n")
     for name, value in environment_metrics(trajectories).items():

@@ -164,8 +164,8 @@ class PolicyClient:
             collect: paths in its folder whose contents the result holds.
             environment: more variables.
             isolated: it runs in namespaces of its own: it reaches no address but ``self.base_url``, sees no
-                other process, and no files but the system's, this Python's packages, its folder and
-                ``visible``. Else it may do what this user may.
+                other process (in a container that masks /proc: their command lines), and no files but the
+                system's, this Python's packages, its folder and ``visible``. Else it may do what you may.
             visible: absolute paths of files and folders that an isolated program may read.
 
         Raises:
@@ -224,7 +224,8 @@ def _check_command(
     if visible and not isolated:
         raise AgentError(f"visible={list(visible)} has no effect on a program that sees all: isolated=True.")
     for each in visible:
-        if not os.path.isabs(each) or not os.path.exists(each) or Path(folder).is_relative_to(each):
+        around = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(each))
+        if around or not os.path.isabs(each) or not os.path.exists(each):
             raise AgentError(
                 f"visible={list(visible)} has {each!r}: name absolute paths that exist, and not around "
                 f"{tempfile.gettempdir()}, where the program's own folder lies."
@@ -240,9 +241,10 @@ def _check_command(
 def _collected(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """The files of a program that has ended, without those to which its links lead outside."""
     for name in names:
-        path = (folder / name).resolve()
-        if path.is_relative_to(folder) and path.is_file():
-            yield name, path.read_bytes()
+        path = Path(os.path.realpath(folder / name))  # which takes a circle of links, too
+        with suppress(OSError):  # a program may forbid what it leaves: no way to fail its rollout
+            if path.is_relative_to(folder) and path.is_file():
+                yield name, path.read_bytes()
 
 
 def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:

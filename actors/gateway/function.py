@@ -228,7 +228,7 @@ class FunctionEnv(TaskEnvironment):
             }
             return observation, 0.0, False, self._unseen()
         self._end = event
-        if isinstance(event.error, EnvironmentFailure):  # it names what has failed around the program
+        if isinstance(event.error, EnvironmentFailure | ConfigError):  # it names a fault around the program
             raise event.error
         if event.error is not None:
             name = _name(self._rollout)

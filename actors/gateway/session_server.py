@@ -44,7 +44,6 @@ ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 MAX_REWARD = 1e30
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
-LATE_REWARDS = "late_rewards"
 
 Json = dict[str, Any]
 
@@ -87,7 +86,7 @@ class SessionServer:
         host: str | None = None,
         claim_seconds: float = CLAIM_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
-        late_rewards: str | Path = LATE_REWARDS,
+        late_rewards: str | Path = "late_rewards",
     ) -> None:
         self._keys = read_keys(None)
         if not self._keys:

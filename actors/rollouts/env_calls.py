@@ -78,7 +78,7 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
             is_correct, trajectory.by_reward_function = judged_success(env)
             _check_values(env, contract.is_correct_faults(is_correct))
             trajectory.is_correct = None if is_correct is None else bool(is_correct)
-        if env._reward_output is LATER:
+        if env._reward_output == LATER:  # or a copy, of a function that was sent by value
             trajectory.termination_reason = TerminationReason.JUDGED_LATER
     with in_env(env, "compute_metrics"):
         metrics = env.compute_metrics()

@@ -54,7 +54,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 # From linux/seccomp.h, linux/audit.h and the tables of calls.
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, MACHINE_AT, FIRST_NUMBER_OF_X32 = 0, 4, 0x40000000
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT, FIRST_NUMBER_OF_X32 = 0, 4, 16, 0x40000000
+AF_VSOCK = 40  # from linux/socket.h: of the machine, whatever the network namespace
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # the latter with EPERM
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 Calls = dict[str, tuple[int, ...]]
@@ -66,7 +67,8 @@ KEYS_AND_QUEUES: Calls = {  # which outlive a program, or take memory that is no
 }
 SEGMENTS: Calls = {"x86_64": (29, 30, 31), "aarch64": (194, 196, 195)}  # shmget, shmat, shmctl
 TRACES: Calls = {"x86_64": (101, 311), "aarch64": (117, 271)}  # ptrace, process_vm_writev
-SOCKETS: Calls = {"x86_64": (41, 425), "aarch64": (198, 425)}  # socket, io_uring_setup
+RINGS: Calls = {"x86_64": (425,), "aarch64": (425,)}  # io_uring_setup: no filter sees what they call
+SOCKETS: Calls = {"x86_64": (41,), "aarch64": (198,)}  # socket
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1  # from linux/sockios.h and linux/if.h
 
@@ -97,7 +99,7 @@ def main() -> None:
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         if isolated:
             give_up_rights()
-            deny_calls(KEYS_AND_QUEUES, TRACES)
+            deny_calls()
         else:
             restrict(settings["directory"], supervisor)
         set_limits(settings)
@@ -141,7 +143,7 @@ def enclose(
     os.chdir(directory)
     hand_out_listener(address)
     give_up_rights()
-    deny_calls(KEYS_AND_QUEUES, TRACES)
+    deny_calls()
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, file_bytes)
     os.execvp(command[0], command)
@@ -308,7 +310,7 @@ def restrict(directory: str, supervisor: int) -> None:
         die_with_parent(supervisor)
     give_up_rights()
     restrictions["keep_files"](directory, [*seen_paths(), "/proc"], DEVICES)
-    deny_calls(KEYS_AND_QUEUES, TRACES, SEGMENTS, SOCKETS)
+    deny_calls(SEGMENTS, SOCKETS)
 
 
 def give_up_rights() -> None:
@@ -317,16 +319,18 @@ def give_up_rights() -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def deny_calls(*kinds: Calls) -> None:
-    """Have seccomp deny these system calls, where it can on this kind of machine."""
+def deny_calls(*more: Calls) -> None:
+    """Have seccomp deny what namespaces do not keep in, and ``more``, where it knows this kind of machine."""
     kind = os.uname().machine
     if kind not in MACHINES:
         return
-    calls = [call for calls in kinds for call in calls[kind]]
-    deny = len(calls) + 3  # the place of the last rule, seen from the third
+    calls = [call for calls in (KEYS_AND_QUEUES, TRACES, RINGS, *more) for call in calls[kind]]
+    deny = len(calls) + 6  # the place of the last rule, seen from the third
     rules = [(LOAD, 0, 0, MACHINE_AT), (JUMP_IF_EQUAL, 0, deny, MACHINES[kind]), (LOAD, 0, 0, NUMBER_AT)]
-    rules.append((JUMP_IF_AT_LEAST, len(calls) + 1, 0, FIRST_NUMBER_OF_X32))
-    rules += [(JUMP_IF_EQUAL, len(calls) - place, 0, call) for place, call in enumerate(calls)]
+    rules.append((JUMP_IF_AT_LEAST, deny - 2, 0, FIRST_NUMBER_OF_X32))
+    rules += [(JUMP_IF_EQUAL, deny - 3 - place, 0, call) for place, call in enumerate(calls)]
+    rules += [(JUMP_IF_EQUAL, 0, 2, *SOCKETS[kind]), (LOAD, 0, 0, ARGUMENTS_AT)]
+    rules.append((JUMP_IF_EQUAL, 1, 0, AF_VSOCK))
     rules += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
     filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program)))

@@ -174,6 +174,7 @@ class EnclosedProgram(process_tree.Supervised):
                 f"{_NO_NAMESPACES} {_ALLOW} Or run this program without: isolated=False. {shown}"
             )
         self.listener = socket.socket(fileno=received[0])
+        self.listener.set_inheritable(False)  # unlike one that is made here, one that comes is
 
 
 class _Supervisor:

@@ -18,7 +18,9 @@ from environments.data.late_rewards import LateRewards
 from environments.data.trajectory_json import Json
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.recipes.feedback import report, write_groups
-from launch.run_folder.trajectory_log import BASELINE, TRAIN, TRAINED, KeptTrajectory, kept_steps, read_kept
+from launch.run_folder.trajectory_log import BASELINE, TRAIN, TRAINED, KeptTrajectory, kept_steps
+from launch.training.recording import by_group, group_of
+from launch.training.rollout_requests import group_name
 from policies.learning.samples import is_judged
 
 
@@ -26,26 +28,21 @@ def late_groups(past: Path, rewards: Mapping[str, Json]) -> list[TrajectoryGroup
     """The groups of a run of which a member was judged later, without the members that nobody has judged."""
     groups: list[TrajectoryGroup] = []
     for step in kept_steps(past, TRAIN):
-        kept: dict[str, list[KeptTrajectory]] = {}
-        for each in read_kept(past, TRAIN, step):
-            kept.setdefault(each.group_id, []).append(each)
-        for _, members in sorted(kept.items()):
-            judged = [_judged_later(each.trajectory, rewards) for each in members]
-            if not any(judged):
-                continue
-            name = f"{len(groups):08d}"
-            whole = [
-                late or replace(each.trajectory, masked=each.trajectory.masked or each.outcome == TRAINED)
-                for each, late in zip(members, judged, strict=True)
-                if late or (is_judged(each.trajectory) and each.outcome != BASELINE)
+        for _, kept in sorted(by_group(past, step).items()):
+            late = [_judged_later(each.trajectory, rewards) for each in kept]
+            members = [
+                replace(each, trajectory=whole or _as_compared(each))
+                for each, whole in zip(kept, late, strict=True)
+                if whole or is_judged(each.trajectory) or each.outcome == BASELINE
             ]
-            for number, trajectory in enumerate(whole):
-                trajectory.rollout_id = f"{name}/{number:04d}"
-            task = members[0].trajectory.task
-            baseline = next((each.trajectory for each in members if each.outcome == BASELINE), None)
-            group = TrajectoryGroup(group_id=name, task=task, trajectories=tuple(whole), baseline=baseline)
-            groups.append(group)
+            if any(late) and any(each.outcome != BASELINE for each in members):
+                groups.append(group_of(group_name(len(groups)), members))
     return groups
+
+
+def _as_compared(kept: KeptTrajectory) -> Trajectory:
+    """The trajectory, from which nothing is learned where the past run has done so."""
+    return replace(kept.trajectory, masked=kept.trajectory.masked or kept.outcome == TRAINED)
 
 
 def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajectory | None:
@@ -53,7 +50,7 @@ def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajec
     if trajectory.termination_reason is not TerminationReason.JUDGED_LATER:
         return None
     steps = trajectory.steps
-    result = rewards.get(_session(trajectory), {})
+    result = rewards.get(steps[-1].info.get("session", ""), {})
     whole = [*[0.0] * (len(steps) - 1), result["reward"]] if "reward" in result else []
     given = result.get("rewards", whole)
     if len(given) != len(steps):
@@ -68,10 +65,6 @@ def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajec
     )
 
 
-def _session(trajectory: Trajectory) -> str:
-    return str(trajectory.steps[-1].info.get("session"))
-
-
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
@@ -83,8 +76,8 @@ def main(arguments: list[str]) -> int:
     given = options.parse_args(arguments)
     rewards = LateRewards(given.rewards).read()
     groups = late_groups(given.past, rewards)
-    sessions = {_session(each) for group in groups for each in group.trajectories}
-    if others := rewards.keys() - sessions:
+    steps = (step for group in groups for each in group.rollouts for step in each.steps)
+    if others := rewards.keys() - {step.info.get("session") for step in steps}:
         sys.stdout.write(f"{len(others)} rewards fit no rollout that {given.past} has kept.\n")
     found = f"{given.rewards} has rewards for rollouts of {given.past} to"
     written = write_groups(groups, given.run, given.groups_per_step, found)

@@ -64,7 +64,7 @@ class RecordedRollouts:
                 )
             self._groups = self._read(step)
         self._requested.remove(group_id)
-        return _group(group_id, self._groups.pop(group_id))
+        return group_of(group_id, self._groups.pop(group_id))
 
     def finished(self) -> list[Trajectory]:
         """None: a resumed run reads the recording again."""
@@ -72,7 +72,7 @@ class RecordedRollouts:
 
     def _read(self, step: int) -> dict[str, list[KeptTrajectory]]:
         """The groups of an update, by the names that their places in the recording give them."""
-        groups = _by_group(self._folder, step)
+        groups = by_group(self._folder, step)
         numbers = range(self._num_read, self._num_read + len(groups))
         self._num_read += len(groups)
         return {
@@ -86,17 +86,18 @@ def recorded_groups(folder: Path, step: int) -> list[TrajectoryGroup]:
     Raises:
         TroupeError: the run has not kept them.
     """
-    return [_group(name, kept) for name, kept in _by_group(folder, step).items()]
+    return [group_of(name, kept) for name, kept in by_group(folder, step).items()]
 
 
-def _by_group(folder: Path, step: int) -> dict[str, list[KeptTrajectory]]:
+def by_group(folder: Path, step: int) -> dict[str, list[KeptTrajectory]]:
+    """The trajectories that a run has kept of the update ``step``, by the ids of their groups."""
     groups: dict[str, list[KeptTrajectory]] = {}
     for kept in read_kept(folder, TRAIN, step):
         groups.setdefault(kept.group_id, []).append(kept)
     return groups
 
 
-def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
+def group_of(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
     """A group under the id ``group_id``, which need not be the one it was kept under."""
     for each in kept:
         each.trajectory.rollout_id = f"{group_id}/{each.trajectory.rollout_id.rpartition('/')[2]}"

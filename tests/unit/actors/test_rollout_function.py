@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
-from environments.rewards.base import RewardOutput
+from environments.rewards.base import LATER, RewardOutput
 from environments.sandbox import local
 from environments.types import Completion, Message, TerminationReason, Trajectory
 from launch.validation.trial import check_agent
@@ -71,16 +72,23 @@ def play(
         env.close()
 
 
-def client_with(key: str) -> PolicyClient:
-    access = Access(
-        url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=gateway().serve
-    )
+def client_with(key: str, serve: Callable[[socket.socket], Callable[[], None]] | None = None) -> PolicyClient:
+    serve = serve or gateway().serve
+    access = Access(url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=serve)
     return PolicyClient(access, is_async=False)
 
 
 async def say(client: PolicyClient, *contents: str, **fields: Any) -> Any:
     messages = [{"role": "user", "content": each} for each in contents]
     return await client.openai.chat.completions.create(model="gpt-9", messages=messages, **fields)
+
+
+def test_reward_that_comes_later_is_known_by_a_copy() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> RewardOutput:
+        await say(client, "hi")
+        return pickle.loads(pickle.dumps(LATER))  # as a function of __main__ brings it
+
+    assert play(solve).termination_reason is TerminationReason.UNJUDGED
 
 
 def test_reward_of_a_function_ends_its_episode() -> None:
@@ -483,6 +491,8 @@ attempt("reward", lambda: post(given["reward"]))
 attempt("reward by the gateway", lambda: post(given["gateway"] + "/sessions/any/reward"))
 attempt("secret", lambda: open(given["secret"]).read())
 attempt("secret outside the root", lambda: open("/proc/1/root" + given["secret"]).read())
+attempt("machine", lambda: socket.socket(socket.AF_VSOCK))
+attempt("ring", lambda: ctypes.CDLL(None).syscall(425, 1, ctypes.create_string_buffer(120)))
 attempt("system", lambda: open("/usr/bin/own", "w"))
 mount = ["mount", "-t", "tmpfs", "x", "/bin"]
 attempt("mount", lambda: subprocess.run(mount, check=True, capture_output=True))
@@ -493,6 +503,7 @@ attempt("first process", lambda: os.kill(1, 9))
 attempt("network", lambda: sorted(os.listdir("/proc/self/net/dev_snmp6")))
 os.symlink(given["secret"], "answer.txt")
 os.symlink("/etc", "outside")
+os.symlink("circle", "circle")
 print(json.dumps(found))
 """
 
@@ -528,7 +539,7 @@ def test_isolated_program_reaches_nothing_but_the_policy(
                 "secret": str(secret),
             }
             command = [sys.executable, "-c", ATTACKS, json.dumps(given)]
-            collect = ["answer.txt", "outside/passwd", "../../etc/passwd"]
+            collect = ["answer.txt", "outside/passwd", "../../etc/passwd", "circle"]
             results.append(client.run(command, collect=collect, isolated=True))
             return 1.0
 
@@ -543,6 +554,8 @@ def test_isolated_program_reaches_nothing_but_the_policy(
         "reward by the gateway": "HTTPError",
         "secret": "FileNotFoundError",
         "secret outside the root": "PermissionError",
+        "machine": "PermissionError",
+        "ring": -1,
         "system": "OSError",
         "mount": "CalledProcessError",
         "processes": ["1", "2"],
@@ -553,6 +566,21 @@ def test_isolated_program_reaches_nothing_but_the_policy(
     }
     assert result.files == {}
     assert secret.read_text() == "of the user"
+
+
+def test_listener_of_an_isolated_program_goes_to_no_other() -> None:
+    listeners: list[socket.socket] = []
+    inheritable: list[bool] = []
+
+    def serve(listener: socket.socket) -> Callable[[], None]:
+        listeners.append(listener)
+        inheritable.append(listener.get_inheritable())
+        return gateway().serve(listener)
+
+    client = client_with("key", serve)
+    assert client.run(["true"], isolated=True).exit_code == 0
+    assert inheritable == [False]
+    assert listeners[0].fileno() == -1, "it has ended with its program"
 
 
 def test_isolated_program_ends_with_its_own_exit_code() -> None:
@@ -572,7 +600,9 @@ def test_isolated_program_sees_what_is_named(tmp_path: Path) -> None:
         client.run([str(own)], isolated=True)
     result = client.run([str(own)], isolated=True, visible=[str(tmp_path)])
     assert result.output.startswith("seen\n") and "Read-only file system" in result.output
-    for wrong in ("bin", "/no/such", tempfile.gettempdir(), "/"):
+    around = tmp_path / "around"
+    around.symlink_to(tempfile.gettempdir())
+    for wrong in ("bin", "/no/such", tempfile.gettempdir(), "/", str(around)):
         with pytest.raises(AgentError, match=f"'{wrong}': name absolute paths"):
             client.run(["true"], isolated=True, visible=[wrong])
     with pytest.raises(AgentError, match="has no effect"):
@@ -591,7 +621,7 @@ def test_machine_that_isolates_no_program_is_named_by_the_trial(
         return float(client.run(["true"], isolated=True).exit_code == 0)
 
     tasks = Dataset([TASK])
-    with pytest.raises(AgentError, match=r"no user namespaces .* Allow them: .* without: isolated=False"):
+    with pytest.raises(ConfigError, match=r"no user namespaces .* Allow them: .* without: isolated=False"):
         check_agent(Workload(rollout=solve, train_dataset=tasks), tasks)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.data.late_rewards import LateRewards
+from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
+from launch.evaluate import report
 from launch.recipes.late_rewards import late_groups, main
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.tree import TrainConfig, algorithm_of
-from launch.training.recording import RecordedRollouts
+from launch.training.recording import RecordedRollouts, recorded_groups
 from launch.training.selection import TOO_FEW_MEMBERS, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import training_samples
@@ -94,6 +98,20 @@ def test_groups_are_whole_with_rewards_that_came_later(tmp_path: Path) -> None:
     assert late.completions[0].policy_version == 3
 
 
+def test_baseline_that_was_judged_later_stays_the_baseline(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    baseline = played("00000004/2", reason=LATER)
+    waiting = replace(group(played("00000004/0", 1.0), played("00000004/1", reason=LATER)), baseline=baseline)
+    TrajectoryLog(tmp_path / "a", 4).record_update(1, [], {TOO_FEW_MEMBERS: [waiting]}, {})
+    rewards = {f"session-00000004-{each}": {"reward": 0.25} for each in (1, 2)}
+    (found,) = late_groups(tmp_path / "a", rewards)
+    assert [each.reward for each in found.trajectories] == [1.0, 0.25]
+    assert found.baseline is not None and found.baseline.reward == 0.25
+    assert {each.rollout_id.partition("/")[0] for each in found.rollouts} == {found.group_id}
+    (alone,) = late_groups(tmp_path / "a", {"session-00000004-1": {"reward": 0.25}})
+    assert alone.baseline is not None and reason_to_drop(alone, 3, TrainConfig(), algorithm_of(TrainConfig()))
+
+
 def test_late_member_is_compared_with_those_learned_from_before(tmp_path: Path) -> None:
     rewards = given(tmp_path / "late").read() | {"session-00000001-4": {"reward": 2.5}}
     _, second = late_groups(past_run(tmp_path / "a"), rewards)
@@ -127,9 +145,35 @@ def test_replay_takes_groups_that_were_judged_later(
     ]
 
 
+def test_member_without_a_call_is_one_of_a_late_group(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    silent = Trajectory(rollout_id="00000001/9", termination_reason=TerminationReason.AGENT_ERROR)
+    log = TrajectoryLog(tmp_path / "a", 4)
+    log.record_update(1, [], {TOO_FEW_MEMBERS: [group(played("00000001/4", reason=LATER), silent)]}, {})
+    given(tmp_path / "late")
+    arguments = [str(tmp_path / name) for name in ("a", "late", "new")]
+    assert main([*arguments, "--groups-per-step", "1"]) == 0
+    (found,) = recorded_groups(tmp_path / "new", 1)
+    assert [each.reward for each in found.trajectories] == [0.5, 0.0]
+
+
+def test_late_reward_that_is_no_finite_number_is_refused(tmp_path: Path) -> None:
+    late = LateRewards(tmp_path)
+    late.expect("session-1")
+    with pytest.raises(ValueError, match="JSON"):
+        late.give("session-1", {"reward": math.nan})
+    late.give("session-1", {"reward": 1.0})
+    assert late.read() == {"session-1": {"reward": 1.0}}
+
+
 def test_group_that_waits_for_a_reward_is_not_learned_from() -> None:
     config = TrainConfig()
     waiting = group(played("00000000/0", reason=LATER), played("00000000/1", 1.0))
     assert reason_to_drop(waiting, 3, config, algorithm_of(config)) == TOO_FEW_MEMBERS
     config.selection.min_members = 1
     assert reason_to_drop(waiting, 3, config, algorithm_of(config)) is None
+
+
+def test_evaluation_without_a_single_reward_is_refused() -> None:
+    with pytest.raises(TroupeError, match=r"All 1 rollouts failed.*comes later"):
+        report([played("00000000/0", reason=LATER)])
