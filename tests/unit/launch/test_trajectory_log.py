@@ -133,8 +133,8 @@ def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
     ]
     steps.insert(4, Step())
     values = trajectory_to_json(Trajectory(steps=steps))
-    assert [each["num_repeated"][1] for each in values["steps"]] == [0, 5, 4, 2, 0, 0, 5, 0]
-    assert [each.get("repeats") for each in values["steps"]][6:] == [[5, 3], None]
+    tokens = values["steps"]["completion"]["tokens"]
+    assert (tokens["parents"], tokens["starts"]) == ([-1, 0, 0, -1, -1], [0, 4, 2, 0, 0])
     assert trajectory_from_json(values) == Trajectory(steps=steps)
 
 
