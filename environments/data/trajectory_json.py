@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import accumulate, chain, pairwise
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from environments.columns import packed, stored, unpacked
@@ -19,20 +20,23 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 
 Json = dict[str, Any]
 
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 _LATER_FIELDS = {"metrics", "is_correct", "by_reward_function", "forked_from", "num_shared_turns"}
 """Fields that files of earlier versions do not have."""
-_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
-_STEP_FIELDS = {field.name for field in fields(Step)}
-_IDS, _JOINED = {"prompt_ids", "completion_ids"}, ("logprobs", "token_versions")
-_PACKED_FIELDS = {*_IDS, *_JOINED}
+_TRAJECTORY_FIELDS = {*_names(Trajectory)} - _LATER_FIELDS
+_STEP_FIELDS = _names(Step)
+_JOINED = ("logprobs", "token_versions")
+_PACKED_FIELDS = {"prompt_ids", "completion_ids", *_JOINED}
 """Fields of a completion that are ``packed``; files of earlier versions have lists there."""
 _OWN_FORM = {"chat_completions", "completion", *_PACKED_FIELDS}
 """Fields of a turn and its completion that are no plain columns."""
-_COMPLETION_FIELDS = [field.name for field in fields(Completion)]
 _TEXTS = {"thought", "action", "observation", "model_response", "text"}
 """Fields that mostly hold what a message holds."""
-
-_LISTS = {list, tuple}
 
 
 def trajectory_to_json(trajectory: Trajectory) -> Json:
@@ -55,12 +59,9 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
         for number, message in enumerate(messages)
         if type(message) is dict and type(message.get("content")) is str
     }
-    names = dict.fromkeys(field.name for kind in (Step, *{*map(type, steps)}) for field in fields(kind))
-    json: Json = {
-        field.name: plain_json(getattr(trajectory, field.name))
-        for field in fields(trajectory)
-        if field.name != "steps"
-    }
+    names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in _names(kind))
+    own_names = _names(type(trajectory))
+    json: Json = {name: plain_json(getattr(trajectory, name)) for name in own_names if name != "steps"}
     json["steps"] = {
         "messages": messages,
         "conversations": conversations | {"numbers": [own[number] for number in numbers]},
@@ -110,7 +111,7 @@ def _completions_to_json(of_steps: Sequence[Completion | None], contents: Mappin
         "tokens": tokens | {"numbers": packed(ids)},
         "prompt_sizes": [each.start for each in answers],
         **{name: _joined([stored(each, name) for each in completions]) for name in _JOINED},
-        **_columns(completions, _COMPLETION_FIELDS, contents),
+        **_columns(completions, _names(Completion), contents),
     }
 
 
@@ -144,7 +145,7 @@ def _completions(columns: Json, messages: Sequence[Any]) -> Iterator[Completion]
     tree = columns["tokens"]
     spans = _spans(_tree(tree, unpacked(tree["numbers"])), tree)
     joined = [_parts(unpacked(columns[name]["values"]), columns[name]["sizes"]) for name in _JOINED]
-    rows = _rows(columns, _COMPLETION_FIELDS, messages)
+    rows = _rows(columns, _names(Completion), messages)
     for span, size, values, *parts in zip(spans, columns["prompt_sizes"], rows, *joined, strict=True):
         ids = {"prompt_ids": span.part(0, size), "completion_ids": span.part(size, span.stop)}
         yield _completion(values | ids | dict(zip(_JOINED, parts, strict=True)))
@@ -207,9 +208,9 @@ def plain_json(value: Any) -> Any:
     kind = type(value)
     if kind in PLAIN_TYPES:
         return value
-    if kind is dict and TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
-        return value.copy()
-    if kind in _LISTS and PLAIN_TYPES.issuperset(map(type, value)):
+    if kind is dict and PLAIN_TYPES.issuperset(map(type, value.values())):  # most messages
+        return value.copy() if TEXT.issuperset(map(type, value)) else {str(key): value[key] for key in value}
+    if kind in (list, tuple) and PLAIN_TYPES.issuperset(map(type, value)):
         return list(value)
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
