@@ -60,7 +60,7 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
         if type(message) is dict and type(message.get("content")) is str
     }
     names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in _names(kind))
-    own_names = _names(type(trajectory))
+    own_names = (field.name for field in fields(trajectory))
     json: Json = {name: plain_json(getattr(trajectory, name)) for name in own_names if name != "steps"}
     json["steps"] = {
         "messages": messages,
@@ -116,7 +116,7 @@ def _completions_to_json(of_steps: Sequence[Completion | None], contents: Mappin
 
 
 def _tree_to_json(spans: Sequence[Span]) -> tuple[Json, array[int]]:
-    """What describes a tree of these sequences alone, and its numbers."""
+    """Return what describes a tree of these sequences alone, and its numbers."""
     parents, starts, parts, nodes = (spans[0].tree if spans else PrefixTree()).rows(spans)
     tree = {"parents": parents, "starts": starts, "sizes": [*map(len, parts)]}
     return tree | {"nodes": nodes, "stops": [each.stop for each in spans]}, array("i", b"".join(parts))
