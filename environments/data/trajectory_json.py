@@ -49,9 +49,10 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
     the steps, a value that JSON does not know becomes its text.
     """
     steps = share(trajectory.steps)
-    shared = [step.conversation for step in steps]
-    conversations, numbers = _tree_to_json([each.span for each in shared if each is not None])
-    table = next((each.table for each in shared if each is not None), MessageTable())
+    shared = [conversation for step in steps if (conversation := step.conversation) is not None]
+    assert len(shared) == len(steps)  # since the steps are shared
+    conversations, numbers = _tree_to_json([each.span for each in shared])
+    table = shared[0].table if shared else MessageTable()
     own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
     messages = [plain_json(message) for message in table.read(own)]
     contents = {
@@ -107,7 +108,7 @@ def _completions_to_json(of_steps: Sequence[Completion | None], contents: Mappin
     answers = [stored(each, "completion_ids") for each in completions]
     tokens, ids = _tree_to_json(answers)
     return {
-        "is_there": [each is not None for each in of_steps],
+        "turns": [turn for turn, each in enumerate(of_steps) if each is not None],
         "tokens": tokens | {"numbers": packed(ids)},
         "prompt_sizes": [each.start for each in answers],
         **{name: _joined([stored(each, name) for each in completions]) for name in _JOINED},
@@ -134,11 +135,10 @@ def _steps(columns: Json) -> Iterator[Step]:
     described, table = columns["conversations"], MessageTable()
     tree = _tree(described, array("i", described["numbers"]))
     table.__setstate__((messages, tree))
-    completions = _completions(completion, messages)
-    found = [next(completions) if is_there else None for is_there in completion["is_there"]]
-    rows = zip(_rows(columns, _STEP_FIELDS, messages), _spans(tree, described), found, strict=True)
-    for values, span, completed in rows:
-        yield Step(**values).storing(Conversation(table, span), completed)
+    completions = dict(zip(completion["turns"], _completions(completion, messages), strict=True))
+    rows = zip(_rows(columns, _STEP_FIELDS, messages), _spans(tree, described), strict=True)
+    for turn, (values, span) in enumerate(rows):
+        yield Step(**values).storing(Conversation(table, span), completions.get(turn))
 
 
 def _completions(columns: Json, messages: Sequence[Any]) -> Iterator[Completion]:

@@ -23,8 +23,6 @@ TRAIN, EVALUATION = "step", "eval"
 TRAINED, EVALUATED, BASELINE, NOT_IMITATED = "trained", "evaluated", "baseline", "not_imitated"
 """Outcomes of a trajectory, if it was not left out for a reason of its own."""
 FILE_NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
-
-
 _JSON = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
@@ -146,11 +144,11 @@ def _lines(
 
 
 def _encoded(value: Any) -> bytes:
-    """JSON without a space, in a third of the time of Python's encoder."""
+    """JSON in UTF-8, in a quarter of the time of Python's encoder."""
     try:
         return _JSON.dump_json(value)
     except ValueError:  # half a character, which UTF-8 has not
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value).encode()
 
 
 def _kept(line: Json) -> KeptTrajectory:
@@ -165,7 +163,10 @@ def find_task(directory: Path, task: object) -> list[Json]:
     """Kept trajectories of ``task``, as a file has it, over the course of the training: of each the row in
     the file of its update or evaluation, its reward and what became of it.
     """
-    wanted = (b'"task":' + _encoded(task), f'"task": {json.dumps(task)}'.encode())  # the latter of old runs
+    wanted = (
+        b'"task":' + _encoded(task),
+        f'"task": {json.dumps(task)}'.encode(),
+    )  # or of Python
     found: list[Json] = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):

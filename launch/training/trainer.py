@@ -125,10 +125,10 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Collect cycles after 10,000 new objects, and not after 700.
+    """Seek cycles after 10,000 new objects, and not after 700.
 
-    An update's rollouts come as a million objects without cycles, most of whose time was spent in walks over
-    those that were there before.
+    An update's rollouts are a million objects without a cycle, and two thirds of the time in which they came
+    went into walks over those that were there already.
     """
     before = gc.get_threshold()
     gc.set_threshold(10_000, *before[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,9 @@ def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
 def test_any_text_and_number_is_read_as_it_was(tmp_path: Path, text: str) -> None:
     step = Step(chat_completions=[{"role": "user", "content": text}], reward=float("inf"), mc_return=1e-310)
     trajectory = Trajectory(task={"question": text}, steps=[step], reward=float("-inf"))
-    TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, trajectory, trajectory)])
-    assert [each.trajectory for each in read_kept(tmp_path, EVALUATION, 0)] == [trajectory] * 2
+    failed = replace(trajectory, error="half of a character: \udc80")
+    TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, trajectory, failed)])
+    assert [each.trajectory for each in read_kept(tmp_path, EVALUATION, 0)] == [trajectory, failed]
     old = json.dumps({"fate": "trained", "advantages": []} | trajectory_to_json(trajectory))
     (tmp_path / FOLDER / "step_000001.jsonl").write_text(old + "\n")
     found = find_task(tmp_path, {"question": text})
