@@ -23,7 +23,8 @@ from ray.exceptions import RayError
 
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import join
-from actors.rollouts.service import FLEET, NAMESPACE
+from actors.ray_tools.placement import NAMESPACE
+from actors.rollouts.service import FLEET
 from actors.serving.replicas import policy_servers, resize
 from environments.command_name import command_parser, explained
 from environments.errors import ConfigError

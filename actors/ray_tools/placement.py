@@ -9,6 +9,8 @@ import ray
 from ray._private.state import state
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+NAMESPACE = "troupe"
+"""Ray's namespace of the actors that other programs find by their names."""
 EVERYWHERE = {"scheduling_strategy": "SPREAD"}
 """Ray options of actors that nodes may take with them when they go. Without it Ray packs small actors onto
 few nodes."""

@@ -20,7 +20,7 @@ import ray
 
 from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import detached_call, get_or_raise, own_errors, wait_or_raise
-from actors.ray_tools.placement import beside_driver, start_actor
+from actors.ray_tools.placement import NAMESPACE, beside_driver, start_actor
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.fleet_report import FleetStatus
@@ -31,8 +31,8 @@ from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
-NAMESPACE, FLEET = "troupe", "fleet-"
-"""Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
+FLEET = "fleet-"
+"""Beginning of the fleets' names, by which ``launch.scale`` finds them."""
 FIRST_ACTORS = ACTORS_PER_CORE * max(0, (os.cpu_count() or 1) - 2)
 """Rollout actors that start beside the engines. Two cores are left to an engine and a learner, which start
 more slowly: on a machine with no more, all rollout actors start when the engines are up."""

@@ -12,13 +12,16 @@ from typing import Any
 import ray
 
 from actors.ray_tools.calls import wait_with_timeout
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import NAMESPACE, beside_driver, start_actor
 from actors.sampling.request_queue import SLACK
 from actors.settings import MANY_CALLS
 from actors.timing import PAIRING_SECONDS
+from environments.errors import SamplerError
 
 MAX_REPLICAS = 16
 """Replicas that poll one sampling actor: 128 that polled 200 each twice a second would do nothing else."""
+_NAME = "samplers-of-"
+"""Beginning of a directory's name; the policy server's follows."""
 RELIEF_SECONDS = 10.0
 """Seconds between two sampling actors that an overloaded replica leaves: its load takes time to sink."""
 
@@ -91,6 +94,25 @@ class Pairing:
 @lru_cache(maxsize=100_000)
 def _hash(sampler: int, replica: str) -> bytes:
     return blake2b(f"{sampler} {replica}".encode(), digest_size=8).digest()
+
+
+def start_directory(app: str) -> ray.actor.ActorHandle:
+    """Start the directory of the policy server ``app``, under a name by which sampling actors find it.
+
+    Serve could find it too, but its client costs each of them 0.6 s and a thread that is always at work.
+    """
+    return start_actor(SamplerDirectory, name=_NAME + app, namespace=NAMESPACE, **beside_driver())
+
+
+def find_directory(app: str) -> ray.actor.ActorHandle:
+    """The directory of the policy server ``app``. Raises ``SamplerError`` if there is none."""
+    try:
+        return ray.get_actor(_NAME + app, NAMESPACE)
+    except ValueError as error:
+        raise SamplerError(
+            f"No program of this Ray cluster serves a policy by the name {app!r}. One that `serve deploy` "
+            "has started answers over HTTP only: use engine_name='openai' with its base_url."
+        ) from error
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)

@@ -6,13 +6,14 @@ It needs no list of the replicas that are alive: one that has stopped fetches no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from actors.sampling.directory import find_directory
 from actors.sampling.node_samplers import combined
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
-from environments.errors import AgentError, SamplerError
+from environments.errors import AgentError
 from environments.thoughts import is_unfinished
 from environments.types import Completion
 from policies.sampler import (
@@ -25,6 +26,9 @@ from policies.sampler import (
     check_arguments,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 class ServeSampler(Sampler):
     """Samples the policy server of this cluster: its replicas fetch the requests from the queue here.
@@ -33,7 +37,8 @@ class ServeSampler(Sampler):
 
     Args:
         app_name: the Serve application; or those of policies that share a tokenizer, by the policies' names.
-        model_path: folder of the tokenizer and its chat template.
+        model_path: folder of the tokenizer and its chat template, or this tokenizer: a process that loads one
+            takes two seconds and 150 MB more, as ``AutoTokenizer`` imports the compiler of torch.
         chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
     """
 
@@ -46,14 +51,15 @@ class ServeSampler(Sampler):
     def __init__(
         self,
         app_name: str | Mapping[str, str],
-        model_path: str,
+        model_path: str | PreTrainedTokenizerBase,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         from policies.chat import ChatRenderer, load_tokenizer
 
         self._apps = {"": app_name} if isinstance(app_name, str) else dict(app_name)
         self._queues = {app: RequestQueue(app) for app in self._apps.values()}
-        self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
+        tokenizer = load_tokenizer(model_path) if isinstance(model_path, str) else model_path
+        self._renderer = ChatRenderer(tokenizer, chat_template_kwargs)
         self._directories: dict[str, ray.actor.ActorHandle] = {}
 
     @classmethod
@@ -69,25 +75,9 @@ class ServeSampler(Sampler):
         """Add this actor to the replicas' directories. Raises ``SamplerError`` if a server is missing."""
         for app, queue in self._queues.items():
             if app not in self._directories:
-                self._directories[app] = await self._find_directory(app)
+                self._directories[app] = find_directory(app)
             if queue.has_no_replica:
                 await self._directories[app].add.remote(ray.get_runtime_context().current_actor)
-
-    async def _find_directory(self, app: str) -> ray.actor.ActorHandle:
-        from ray import serve
-        from ray.serve.exceptions import RayServeException
-
-        try:
-            handle = serve.get_app_handle(app)
-            directory = await handle.sampler_directory.remote()
-        except RayServeException as error:
-            raise SamplerError(f"No policy server is called {app!r} here: {error}") from error
-        if directory is None:
-            raise SamplerError(
-                f"The policy server {app!r} was started by `serve deploy` and answers over "
-                "HTTP only: use engine_name='openai' with its base_url."
-            )
-        return directory
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""

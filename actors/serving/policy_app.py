@@ -15,8 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from actors.ray_tools.calls import get_or_raise, own_errors
 from actors.ray_tools.connect import job_environment
-from actors.ray_tools.placement import beside_driver, start_actor
-from actors.sampling.directory import SamplerDirectory
+from actors.sampling.directory import start_directory
 from actors.served_agents.recorder import opened_recordings
 from actors.serving.autoscaling import autoscaling
 from actors.serving.intake import PROXY_ENVIRONMENT
@@ -145,7 +144,7 @@ class PolicyApp:
         pinned: Sequence[ServedModel] = (),
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
-        self._directory = start_actor(SamplerDirectory, **beside_driver())
+        self._directory = start_directory(name)
         self._bound = policy_application(model, config, store, self._directory, self.agents, pinned)
         self._config, self._store = config, store
 

@@ -154,10 +154,6 @@ class PolicyServer:
 
     # -- rollouts ------------------------------------------------------------------------------------
 
-    async def sampler_directory(self) -> ray.actor.ActorHandle:
-        """The ``SamplerDirectory`` that sampling actors add themselves to."""
-        return self._directory
-
     async def _follow_samplers(self) -> None:
         """consumes sampling actors · waits for the directory · produces a ``QueueWorker`` for each of ours"""
         tasks = set()

@@ -25,6 +25,7 @@ from launch.health.interrupt import Interrupts
 from launch.settings.tree import TrainConfig, without_training
 from launch.workload import Workload
 from policies.agent_api.frontend import PREFIX
+from policies.chat import load_tokenizer
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def agents(
         AgentPool,
         workload.pair,
         workload.task_from_message,
-        partial(ServeSampler, app_name, model.path, model.chat_template_kwargs),
+        partial(ServeSampler, app_name, load_tokenizer(model.path), model.chat_template_kwargs),
         config.rollout.limits(),
         config.fleet,
         workload.description,

@@ -15,9 +15,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.ray_tools.placement import beside_driver, start_actor
+from actors.ray_tools.placement import NAMESPACE, beside_driver, start_actor
 
-NAMESPACE, NAME = "troupe", "start-turn"
+NAME = "start-turn"
 """The name that the actor of a turn has in the cluster: only one can have it."""
 TURN_POLL_SECONDS = 1.0
 HOLDER_SECONDS = 5.0

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from ray.experimental import internal_kv
 
 from actors.ray_tools.background import in_background
+from actors.ray_tools.placement import NAMESPACE
 from actors.timing import HEARTBEAT_SECONDS
 
-NAMESPACE = "troupe"
 KEY_PREFIX = b"run-"
 START_PHRASES = {
     "learner": "waits for the learner's ranks to start",

@@ -17,9 +17,9 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from actors.ray_tools.placement import on_node
+from actors.ray_tools.placement import NAMESPACE, on_node
 from actors.rollouts.fleet_report import FleetReport
-from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
+from actors.rollouts.service import STREAM_CAPACITY
 from actors.sampling.node_samplers import combined
 from actors.timing import INSPECTION_SECONDS
 from environments.errors import ConfigError

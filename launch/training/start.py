@@ -52,6 +52,7 @@ from launch.training.watch import present_heartbeat, run_name, watch
 from launch.validation.memory_plan import memory_notice
 from launch.validation.policies import for_all_policies
 from launch.workload import Workload
+from policies.chat import load_tokenizer
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 
@@ -252,7 +253,7 @@ def rollout_service(
     names = {policy: f"policy-{uuid.uuid4().hex[:8]}" for policy in stores}
     model = ServedModel(path=model_path, chat_template_kwargs=options)
     apps = [PolicyApp(names[policy], model, server, store) for policy, store in stores.items()]
-    make_sampler = partial(ServeSampler, names, model_path, options)
+    make_sampler = partial(ServeSampler, names, load_tokenizer(model_path), options)
     limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
     return RolloutService(workload.pair, make_sampler, limits, config.fleet, apps)
 

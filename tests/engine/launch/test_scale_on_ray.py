@@ -11,9 +11,9 @@ from machine import wait_until
 from ray.util.queue import Queue
 from served_policy import serve_policy
 
+from actors.ray_tools.placement import NAMESPACE
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import RolloutLimits
-from actors.rollouts.service import NAMESPACE
 from actors.serving.replicas import policy_servers
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
