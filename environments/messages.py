@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 PLAIN_TYPES = {str, int, float, bool, type(None)}
 """Types whose values JSON gives back as they were."""
-_TEXT = {str}
+TEXT = {str}
 
 
 class MessageTable:
@@ -99,7 +99,7 @@ def json_key(value: Any) -> Hashable:
     if kind in PLAIN_TYPES:
         return kind, value
     if isinstance(value, dict):
-        if _TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
+        if TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
             return kind, *value.items()
         return kind, *((type(name), name, json_key(item)) for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -47,6 +47,32 @@ class PrefixTree:
         self._parents, self._starts, self._parts = state
         self._branches = self._latest = None
 
+    @classmethod
+    def of(cls, parents: list[int], starts: list[int], parts: list[array[int]]) -> Self:
+        """The tree that ``rows`` has described.
+
+        Raises:
+            IndexError or ValueError: they describe none.
+        """
+        tree = cls()
+        for number, (parent, start, part) in enumerate(zip(parents, starts, parts, strict=True)):
+            if not (len(part) and ROOT <= parent < number):
+                raise ValueError(f"node {number} of a tree has {len(part)} numbers behind node {parent}")
+            tree.span(parent, start)
+            tree._parents.append(parent)
+            tree._starts.append(start)
+            tree._parts.append(part)
+        tree._branches = None
+        return tree
+
+    def span(self, node: int, stop: int) -> Span:
+        """The sequence whose ``stop`` numbers end in ``node``. Raises ``ValueError`` if none does."""
+        first = 0 if node == ROOT else self._starts[node] + 1
+        last = 0 if node == ROOT else self._starts[node] + len(self._parts[node])
+        if not first <= stop <= last:
+            raise ValueError(f"{stop} numbers do not end in node {node} of a tree")
+        return Span(self, node, 0, stop)
+
     @property
     def root(self) -> Span:
         """The empty sequence, from which all others begin."""
@@ -110,6 +136,24 @@ class PrefixTree:
                 yield node, stop
             stop = min(stop, self._starts[node])
             node = self._parents[node]
+
+    def rows(self, spans: Iterable[Span]) -> tuple[list[int], list[int], list[array[int]], list[int]]:
+        """A tree of these sequences alone: of each node the one before it, its start and its numbers, and of
+        each sequence its last node."""
+        reached: dict[int, int] = {}
+        ends = []
+        for _, node, _, stop in spans:
+            while node != ROOT and stop <= self._starts[node]:
+                node = self._parents[node]
+            ends.append(node)
+            while node != ROOT and reached.get(node, 0) < stop:
+                reached[node] = stop
+                node, stop = self._parents[node], self._starts[node]
+        kept = sorted(reached)  # a node stands behind the one before it
+        own = {node: number for number, node in enumerate([ROOT, *kept], ROOT)}
+        starts = [self._starts[node] for node in kept]
+        parts = [self._parts[node][: reached[node] - self._starts[node]] for node in kept]
+        return [own[self._parents[node]] for node in kept], starts, parts, [own[end] for end in ends]
 
     def num_shared(self, one: tuple[int, int], other: tuple[int, int]) -> int:
         """Length of the beginning that two sequences share, each given as its last node and its length."""

@@ -150,7 +150,7 @@ class Completion:
 
     def sharing(self, earlier: Completion | None) -> Completion:
         """The same completion; what it repeats of the turns stored with ``earlier`` it shares with them."""
-        if earlier is None or earlier.tokens.tree is self.tokens.tree:
+        if earlier is None or stored(earlier, "prompt_ids").tree is stored(self, "prompt_ids").tree:
             return self
         return self._with_tokens(earlier.tokens.tree.root.extended(self.tokens.read()), self.prompt_size)
 

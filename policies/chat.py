@@ -265,6 +265,8 @@ class ChatRenderer:
             return None
         ids = completion.tokens.read()
         said = self._answer(ids[completion.prompt_size :])
+        if text.rfind(said) < 0:  # stripped: to find the text before would take longer
+            return None
         known = self.template.render(previous.messages, previous.tools) + said
         if not text.startswith(known):
             return None

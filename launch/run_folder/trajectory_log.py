@@ -8,6 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
 from environments.disk import replaced
@@ -20,6 +23,7 @@ TRAIN, EVALUATION = "step", "eval"
 TRAINED, EVALUATED, BASELINE, NOT_IMITATED = "trained", "evaluated", "baseline", "not_imitated"
 """Outcomes of a trajectory, if it was not left out for a reason of its own."""
 FILE_NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
+_JSON = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +92,8 @@ class TrajectoryLog:
             return
         path = trajectory_path(self.directory, kind, step)
         path.parent.mkdir(exist_ok=True)
-        with replaced(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        with replaced(path) as unfinished, unfinished.open("wb") as file:
+            file.writelines(_encoded(line) + b"\n" for line in lines)
         for older in kept_steps(self.directory, kind)[: -self.num_kept]:
             trajectory_path(self.directory, kind, older).unlink(missing_ok=True)
 
@@ -113,8 +117,8 @@ def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
     """
     path = trajectory_path(directory, kind, step)
     try:
-        text = path.read_text(encoding="utf-8")
-        return [_kept(json.loads(line)) for line in text.splitlines()]
+        with path.open("rb") as file:
+            return [_kept(json.loads(line)) for line in file]
     except FileNotFoundError:
         raise TroupeError(
             f"{path} does not exist: run.trajectories_kept says of how many steps a run keeps them."
@@ -139,6 +143,14 @@ def _lines(
             }
 
 
+def _encoded(value: Any) -> bytes:
+    """JSON in UTF-8, in a quarter of the time of Python's encoder."""
+    try:
+        return _JSON.dump_json(value)
+    except ValueError:  # half a character, which UTF-8 has not
+        return json.dumps(value).encode()
+
+
 def _kept(line: Json) -> KeptTrajectory:
     return KeptTrajectory(
         trajectory=trajectory_from_json(line),
@@ -151,16 +163,19 @@ def find_task(directory: Path, task: object) -> list[Json]:
     """Kept trajectories of ``task``, as a file has it, over the course of the training: of each the row in
     the file of its update or evaluation, its reward and what became of it.
     """
-    wanted = f'"task": {json.dumps(task)}'
+    wanted = (
+        b'"task":' + _encoded(task),
+        f'"task": {json.dumps(task)}'.encode(),
+    )  # or of Python
     found: list[Json] = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):
-            text = trajectory_path(directory, kind, step).read_text(encoding="utf-8")
-            for row, line in enumerate(text.splitlines() if wanted in text else ()):
-                if wanted in line:  # only these are parsed: a run may have kept a hundred thousand
-                    read = json.loads(line)
-                    outcome = {"reward": read["reward"], "fate": read["fate"]}
-                    found.append({"kind": kind, "step": step, "row": row, **outcome})
+            with trajectory_path(directory, kind, step).open("rb") as file:
+                for row, line in enumerate(file):
+                    if any(each in line for each in wanted):  # only these are parsed: a run may keep 100,000
+                        read = json.loads(line)
+                        outcome = {"reward": read["reward"], "fate": read["fate"]}
+                        found.append({"kind": kind, "step": step, "row": row, **outcome})
     return sorted(found, key=lambda each: (each["step"], each["kind"], each["row"]))
 
 

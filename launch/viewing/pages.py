@@ -18,9 +18,10 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from actors.serving.events import EVENTS, event
-from environments.data.trajectory_json import Json, plain_json, trajectory_to_json
+from environments.data.trajectory_json import Json, plain_json
 from environments.errors import ConfigError, TroupeError
-from environments.types import Completion, Trajectory
+from environments.prefix_tree import Repeats
+from environments.types import Completion, Trajectory, share
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts
@@ -218,33 +219,35 @@ def _fork(trajectory: Trajectory) -> str:
 
 def _details(kept: KeptTrajectory, directory: Path) -> Json:
     """Trajectory, turn by turn: the new messages of the conversation, and the tokens that were sampled."""
-    short = trajectory_to_json(kept.trajectory)
-    decode = token_texts(directory)
+    trajectory = kept.trajectory
+    decode, conversations = token_texts(directory), Repeats()
     turns = []
-    for index, (step, played) in enumerate(zip(short["steps"], kept.trajectory.steps, strict=True)):
-        completion = played.completion or Completion(text="", finish_reason="")
+    for index, step in enumerate(share(trajectory.steps)):
+        completion, conversation = step.completion or Completion(text="", finish_reason=""), step.conversation
+        assert conversation is not None  # since the steps are shared
+        _, num_repeated = conversations.longest(conversation.span)
+        conversations.add(index, conversation.span)
         turns.append(
             {
-                "messages": step["chat_completions"],
-                "text": step["model_response"],
-                "reward": step["reward"],
+                "messages": conversation.after(num_repeated),
+                "text": step.model_response,
+                "reward": step.reward,
                 "advantage": kept.advantages[index] if index < len(kept.advantages) else None,
                 "tokens": [decode(token_id) for token_id in completion.completion_ids],
                 "logprobs": completion.logprobs,
                 "versions": completion.token_versions,
             }
         )
-    trajectory = kept.trajectory
     return {
         "id": trajectory.rollout_id,
-        "task": short["task"],
+        "task": trajectory.task,
         "fate": kept.outcome,
         "reward": trajectory.reward,
         "success": trajectory.succeeded,
         "judged_by": trajectory.judged_by,
         "ending": str(trajectory.termination_reason),
         "error": trajectory.error,
-        "metrics": short["metrics"],
+        "metrics": trajectory.metrics,
         "turns": turns,
     }
 

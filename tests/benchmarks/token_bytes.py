@@ -35,6 +35,7 @@ from launch.training.mini_batches import make_batches
 from launch.training.selection import Selection, place
 from launch.training.stages.policy_update import turn_advantages
 from launch.training.stages.reinforce import with_credit
+from launch.training.trainer import rarely_collected
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainBatch
@@ -108,7 +109,8 @@ def report_updates(sizes: list[str]) -> None:
     columns = {}
     for size in sizes:
         update = Update(*map(int, size.split("x")))
-        update.make()
+        with rarely_collected():  # as in a run
+            update.make()
         taken, whole = update.seconds, sum(update.seconds.values())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         columns[size] = [f"{each:.2f}" for each in (*taken.values(), whole, taken[LOG] / whole, peak)]

@@ -15,7 +15,7 @@ from played_trajectories import KINDS, measure, num_unique_tokens, play
 
 from environments.columns import floats, packed, unpacked
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
-from environments.types import Completion, Step, Trajectory
+from environments.types import Completion, Step, Trajectory, share
 
 VALUES: dict[str, Any] = {
     "prompt_ids": (1, 2, 3),
@@ -94,9 +94,79 @@ def test_conversations_of_two_agents_are_stored_once_each() -> None:
         )
         steps.append(Step(chat_completions=[*history], completion=completion))
     written = trajectory_to_json(Trajectory(steps=steps))
-    assert [len(step["chat_completions"]) for step in written["steps"]] == [2, 2, *[1] * 6]
-    assert written["steps"][5]["repeats"] == [3, 3]
+    assert len(written["steps"]["messages"]) == 10
+    assert written["steps"]["conversations"]["parents"] == [-1, -1]
+    assert sum(written["steps"]["completion"]["tokens"]["sizes"]) == 2 * 50 + 2 + 8
     assert trajectory_from_json(json.loads(json.dumps(written))) == Trajectory(steps=steps)
+    alone = trajectory_to_json(Trajectory(steps=share(steps)[::2]))["steps"]
+    assert [each["content"] for each in alone["messages"]][:2] == ["agent 0 ", "answer 0"]
+    assert len(alone["messages"]) == 5 and alone["completion"]["tokens"]["parents"] == [-1, 0, 1, 2]
+
+
+PARTS = st.text(st.characters()) | st.sampled_from(["a", "b"])
+VALUE = st.none() | st.booleans() | st.integers() | st.floats() | PARTS | st.lists(PARTS, max_size=2)
+LOGPROBS = st.lists(st.floats(max_value=0) | st.floats(width=32, max_value=0), max_size=3).map(tuple)
+COMPLETIONS = st.builds(
+    Completion,
+    prompt_ids=st.lists(st.integers(0, 2), max_size=4).map(tuple),
+    completion_ids=st.lists(st.integers(0, 2), max_size=3).map(tuple),
+    logprobs=LOGPROBS,
+    text=PARTS,
+    finish_reason=st.just("stop"),
+    token_versions=st.lists(st.integers(0, 2), max_size=3).map(tuple),
+    tool_calls=st.sampled_from([(), ({"name": "f"},)]),
+    usage=st.sampled_from([None, (1, 2)]),
+)
+MESSAGES = st.fixed_dictionaries({"role": st.just("user")}, optional={"content": VALUE})
+STEPS = st.builds(
+    Step,
+    chat_completions=st.lists(MESSAGES, max_size=4),
+    thought=PARTS,
+    action=VALUE,
+    observation=VALUE,
+    model_response=PARTS,
+    info=st.dictionaries(PARTS, VALUE, max_size=2),
+    reward=st.floats(),
+    completion=st.none() | COMPLETIONS,
+)
+
+
+@given(st.lists(STEPS, max_size=6))
+def test_any_turns_come_back_as_they_were(steps: list[Step]) -> None:
+    line = json.dumps(trajectory_to_json(Trajectory(steps=steps)))
+    read = trajectory_from_json(json.loads(line))
+    assert repr(asdict(read)) == repr(asdict(Trajectory(steps=steps)))
+    assert json.dumps(trajectory_to_json(hop(read))) == line
+
+
+def test_line_of_an_earlier_version_that_repeats_turns_is_read() -> None:
+    ask, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
+    turns = [([ask], "i:AQAAAAIAAAADAAAA", [0, 0], [-1, -1]), ([answer], "i:BAAAAA==", [1, 5], [0, 0])]
+    turns += [([answer], "i:CQAAAA==", [0, 2], [1, 0]), ([ask], "i:BQAAAA==", [2, 5], [1, 1])]
+    packed_ids = {"completion_ids": "i:BwAAAAgAAAA=", "logprobs": "d:AAAAAAAA4L9VVVVVVVXVvw=="}
+    lines = [
+        vars(Step(action="answer"))
+        | {"chat_completions": new, "num_repeated": num_repeated, "repeats": repeats}
+        | {"completion": {"text": "answer", "finish_reason": "stop", "prompt_ids": ids, **packed_ids}}
+        for new, ids, num_repeated, repeats in turns
+    ]
+    read = trajectory_from_json(vars(Trajectory()) | {"steps": lines})
+    prompts = [(1, 2, 3), (1, 2, 3, 7, 8, 4), (1, 2, 9), (1, 2, 3, 7, 8, 5)]
+    assert [each.prompt_ids for each in read.completions] == prompts
+    assert {(each.completion_ids, each.logprobs) for each in read.completions} == {((7, 8), (-0.5, -1 / 3))}
+    messages = [step.chat_completions for step in read.steps]
+    assert messages == [[ask], [ask, answer], [answer], [ask, answer, ask]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("parents", [0]), ("parents", [-2]), ("starts", [1]), ("sizes", [99]), ("nodes", [1]), ("stops", [9])],
+)
+def test_tree_that_is_none_is_refused(name: str, value: list[int]) -> None:
+    line = trajectory_to_json(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
+    line["steps"]["completion"]["tokens"][name] = value
+    with pytest.raises((LookupError, ValueError)):
+        trajectory_from_json(line)
 
 
 def test_two_thousand_turns_hop_without_recursion() -> None:
@@ -108,7 +178,7 @@ def test_two_thousand_turns_hop_without_recursion() -> None:
     arrived = hop(hop(Trajectory(steps=steps)))
     assert arrived.completions[1_000:1_010] == [each.completion for each in steps[1_000:1_010]]
     assert pickle.loads(pickle.dumps(arrived.completions[-1])) == steps[-1].completion
-    assert len(unpacked(trajectory_to_json(arrived)["steps"][-1]["completion"]["prompt_ids"])) == 1
+    assert trajectory_to_json(arrived)["steps"]["completion"]["tokens"]["sizes"][-1] == 3
 
 
 def test_list_of_messages_is_the_agents_own_until_a_hop() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from launch.run_folder.trajectory_log import (
     FOLDER,
     TRAIN,
     TrajectoryLog,
+    find_task,
     kept_steps,
     read_kept,
 )
@@ -133,9 +134,22 @@ def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
     ]
     steps.insert(4, Step())
     values = trajectory_to_json(Trajectory(steps=steps))
-    assert [each["num_repeated"][1] for each in values["steps"]] == [0, 5, 4, 2, 0, 0, 5, 0]
-    assert [each.get("repeats") for each in values["steps"]][6:] == [[5, 3], None]
+    tokens = values["steps"]["completion"]["tokens"]
+    assert (tokens["parents"], tokens["starts"]) == ([-1, 0, 0, -1, -1], [0, 4, 2, 0, 0])
     assert trajectory_from_json(values) == Trajectory(steps=steps)
+
+
+@pytest.mark.parametrize("text", ["é\u2028\x85\n", "half of a character: \ud83d", '"task":{"q":1}'])
+def test_any_text_and_number_is_read_as_it_was(tmp_path: Path, text: str) -> None:
+    step = Step(chat_completions=[{"role": "user", "content": text}], reward=float("inf"), mc_return=1e-310)
+    trajectory = Trajectory(task={"question": text}, steps=[step], reward=float("-inf"))
+    failed = replace(trajectory, error="half of a character: \udc80")
+    TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, trajectory, failed)])
+    assert [each.trajectory for each in read_kept(tmp_path, EVALUATION, 0)] == [trajectory, failed]
+    old = json.dumps({"fate": "trained", "advantages": []} | trajectory_to_json(trajectory))
+    (tmp_path / FOLDER / "step_000001.jsonl").write_text(old + "\n")
+    found = find_task(tmp_path, {"question": text})
+    assert [(each["kind"], each["row"]) for each in found] == [("eval", 0), ("eval", 1), ("step", 0)]
 
 
 def test_update_done_again_replaces_its_file(tmp_path: Path) -> None:
