@@ -88,7 +88,7 @@ def test_reward_that_comes_later_is_known_by_a_copy() -> None:
         await say(client, "hi")
         return pickle.loads(pickle.dumps(LATER))  # as a function of __main__ brings it
 
-    assert play(solve).termination_reason is TerminationReason.UNJUDGED
+    assert play(solve).termination_reason is TerminationReason.JUDGED_LATER
 
 
 def test_reward_of_a_function_ends_its_episode() -> None:
