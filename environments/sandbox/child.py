@@ -329,7 +329,7 @@ def deny_calls(*more: Calls) -> None:
     rules = [(LOAD, 0, 0, MACHINE_AT), (JUMP_IF_EQUAL, 0, deny, MACHINES[kind]), (LOAD, 0, 0, NUMBER_AT)]
     rules.append((JUMP_IF_AT_LEAST, deny - 2, 0, FIRST_NUMBER_OF_X32))
     rules += [(JUMP_IF_EQUAL, deny - 3 - place, 0, call) for place, call in enumerate(calls)]
-    rules += [(JUMP_IF_EQUAL, 0, 2, *SOCKETS[kind]), (LOAD, 0, 0, ARGUMENTS_AT)]
+    rules += [(JUMP_IF_EQUAL, 0, 2, SOCKETS[kind][0]), (LOAD, 0, 0, ARGUMENTS_AT)]
     rules.append((JUMP_IF_EQUAL, 1, 0, AF_VSOCK))
     rules += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
