@@ -22,13 +22,14 @@ from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.sampling.backends import check_calls, sampler_class
+from actors.sampling.backends import SAMPLERS, check_calls
 from actors.settings import FleetConfig
 from environments.base import BaseEnv
 from environments.bounds import Bound, check_choice, no_argument
 from environments.data.datasets import Dataset
 from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError
+from environments.named_module import load_class
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.engines.tool_calls import check_served_parsers
@@ -151,7 +152,7 @@ class AgentExecutionEngine:
         model = sampling.pop("model", None)
         if model is not None:
             policy["model"] = model
-        self._sampler_class = sampler_class(engine_name)
+        self._sampler_class = load_class("engine_name", engine_name, SAMPLERS, Sampler)
         tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
         self._sampler_args = policy
         self._sampler_defaults = SamplerDefaults(tokenizer_path=tokenizer_path, api_retries=api_retries)

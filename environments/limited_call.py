@@ -1,4 +1,4 @@
-"""Calls of foreign code with a time limit, and the report of their exceptions, for ``check_environment``."""
+"""Calls of foreign code in a thread of its own, and the report of their faults for ``check_environment``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, Self
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
 
 from environments.errors import ConfigError, EnvironmentFailure
+
+T = TypeVar("T")
 
 SIGNAL_HINT = (
     "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
@@ -66,6 +69,35 @@ class Report:
         return "\n".join([f"{self.environment}:", *(textwrap.indent(text, "  ") for text in found)])
 
 
+class CallThread:
+    """Thread in which foreign code does all of its work: some code wants the same one for every call.
+
+    A call that hangs keeps this thread, and not the program.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """Do ``call`` after those before it; return the place of its result, or of what it raises."""
+        answer = Future[T]()
+        self._calls.put((call, answer))
+        return answer
+
+    def end(self) -> None:
+        """End the thread when its work is done."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (begun := self._calls.get()) is not None:
+            call, answer = begun
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # the caller raises it; sys.exit() is no exit from here
+                answer.set_exception(error)
+
+
 class Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
@@ -77,9 +109,7 @@ class Caller:
         self.report = report
         self._limits = limits
         self._stuck = False
-        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="check_environment", daemon=True).start()
+        self._thread = CallThread("check_environment")
 
     def call(
         self,
@@ -99,17 +129,16 @@ class Caller:
         seconds = self._limits[limit]
         if self._stuck:
             raise GiveUp
-        self._jobs.put(function)
-        try:
-            value, error = self._results.get(timeout=seconds)
-        except Empty:
+        answer = self._thread.begin(function)
+        wait([answer], seconds)
+        if not answer.done():
             self._stuck = True
             self.report.error(
                 f"{name} has not returned within {seconds:g} s. Give everything that it waits for a time "
                 f"limit, or raise {limit} if it is only slow."
             )
-            raise GiveUp from None
-        if error is not None:
+            raise GiveUp
+        if (error := answer.exception()) is not None:
             if isinstance(error, ValueError) and "only works in main thread" in str(error):
                 note, hint = self.report.warn, SIGNAL_HINT
             if isinstance(error, ConfigError):
@@ -117,6 +146,7 @@ class Caller:
             note = note or self.report.error
             note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
             raise Failed
+        value = answer.result()
         if check is not None and (faults := check(value)):
             self.report.error(*faults)
             raise Failed
@@ -126,14 +156,7 @@ class Caller:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._results.put((job(), None))
-            except BaseException as error:  # noqa: BLE001  (call() reports it; sys.exit() is no exit from here)
-                self._results.put((None, error))
+        self._thread.end()
 
 
 def _described(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from actors import timing
 from actors.ray_tools import node_watch
 from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
-from actors.rollouts.player import RolloutResult
+from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.sampling import node_samplers
 from actors.settings import FleetConfig
@@ -162,31 +162,22 @@ class Actor:
         self._calls = [each for each in self._calls if not each.done()] + [call]
         return call
 
-    def _run(
-        self, place: int, request: RolloutRequest, attempt: int, entries: Any, history: Any
-    ) -> asyncio.Future[Any]:
-        call = self._call()
+    def _run(self, place: int, attempt: Attempt) -> asyncio.Future[Any]:
+        call, request, history = self._call(), attempt.request, attempt.history
         if self.node is not None:
             self._cluster.check_start(self.node, request.rollout_id)
-            self._cluster.check_beginning(request, entries)
+            self._cluster.check_beginning(request, attempt.entries)
             after = request.follow_up.after if request.follow_up else None
             rebuilt = history[-1].request.rollout_id if history else None
             assert place not in self.playing, "one at a time"
             here = self._pairs.pop(place, None)
             assert (here or rebuilt) == after, "each message goes on with its own conversation"
             self.playing[place] = request.rollout_id
-            self._play(self.node, place, call, request, attempt, entries)
+            self._play(self.node, place, call, attempt)
         return call
 
-    def _play(
-        self,
-        node: Node,
-        place: int,
-        call: asyncio.Future[Any],
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-    ) -> None:
+    def _play(self, node: Node, place: int, call: asyncio.Future[Any], attempt: Attempt) -> None:
+        request = attempt.request
         seconds = self._cluster.rng.uniform(0.5, 4.0)
         trajectory = Trajectory(
             rollout_id=request.rollout_id, termination_reason=TerminationReason.ENV_DONE, steps=[]

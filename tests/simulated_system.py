@@ -29,6 +29,7 @@ from simulated_cluster import HEAD, Actor, Cluster, Node, SimulatedLoop, simulat
 from simulated_rollouts import SimulatedPlan
 
 from actors.rollouts import fleet_report, stream
+from actors.rollouts.player import Attempt
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling import directory, queue_worker, request_queue, sampler_actor
@@ -415,32 +416,16 @@ class PlayingActor(Actor):
         self._sampler = sampler
         return super()._connect(sampler)
 
-    def _play(
-        self,
-        node: Node,
-        place: int,
-        call: asyncio.Future[Any],
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-    ) -> None:
+    def _play(self, node: Node, place: int, call: asyncio.Future[Any], attempt: Attempt) -> None:
         with _not_counted():
-            play = functools.partial(self._turns, node, place, call, request, attempt, entries)
+            play = functools.partial(self._turns, node, place, call, attempt)
             task = self._system.actors.run(play)
             self._play_tasks.add(task)
             task.add_done_callback(self._play_tasks.discard)
 
-    async def _turns(
-        self,
-        node: Node,
-        place: int,
-        call: asyncio.Future[Any],
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-    ) -> None:
-        system, size = self._system, self._system.size
-        steps: list[Step] = [pickle.loads(each) for each in entries]
+    async def _turns(self, node: Node, place: int, call: asyncio.Future[Any], attempt: Attempt) -> None:
+        system, size, request = self._system, self._system.size, attempt.request
+        steps: list[Step] = [pickle.loads(each) for each in attempt.entries]
         messages: list[Any] = [{"role": "user", "content": system.question}]
         previous: Turn | None = None
         for index in range(size.num_turns):
@@ -460,7 +445,7 @@ class PlayingActor(Actor):
                 steps.append(Step(completion=completion, reward=system.rng.random()))
                 entry = pickle.dumps(steps[-1])
                 system.turns_played[request.rollout_id, index] += 1
-                system.fleet.record_turn.remote(request.rollout_id, attempt, index, entry)
+                system.fleet.record_turn.remote(request.rollout_id, attempt.number, index, entry)
             completion = steps[index].completion
             previous = Turn(messages=list(messages), completion=completion)
             messages += [

@@ -87,6 +87,7 @@ class LearnerGroup:
                 self._policy.close()
                 raise
             self._critic = RankGroup(CriticWorker, places, learner, **arguments)
+        self._groups = [each for each in (self._policy, self._critic) if each is not None]
         self._critic_optimizer = critic_optimizer(learner)
         self._store = store
         self._schedule: dict[str, Any] = {}
@@ -197,9 +198,8 @@ class LearnerGroup:
             As ``load`` does; ``WeightTransportError`` if the weights cannot be read, ``LearnerLostError`` if
             they are published in another form than the learner holds them in.
         """
-        for group in (self._policy, self._critic):
-            if group is not None:
-                group.start_anew(optimizer, num_schedule_steps)
+        for group in self._groups:
+            group.start_anew(optimizer, num_schedule_steps)
         self.load(folder)
         published: PublishedWeights | None = ray.get(self._store.newest.remote())
         if published is None:
@@ -209,12 +209,10 @@ class LearnerGroup:
 
     def check_ranks(self) -> None:
         """Raise if a rank has died or hangs. For times without another call, which would raise too."""
-        for group in (self._policy, self._critic):
-            if group is not None:
-                group.check_ranks()
+        for group in self._groups:
+            group.check_ranks()
 
     def close(self) -> None:
         """End the workers and give back their resources."""
-        for group in (self._policy, self._critic):
-            if group is not None:
-                group.close()
+        for group in self._groups:
+            group.close()

@@ -17,6 +17,8 @@ from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import OptimizerConfig
 
 Result = TypeVar("Result")
+EXTREMES: Mapping[str, Callable[[list[float]], float]] = {"max": max, "min": min}
+"""Functions that make one metric of several policies', by the end of its name; of others it is the mean."""
 
 
 class Learners:
@@ -142,14 +144,11 @@ def merged_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
     for each in by_policy.values():
         for metric, value in each.items():
             values.setdefault(metric, []).append(value)
-    merged = {metric: _merge(metric)(of_all) for metric, of_all in values.items()}
+    merged = {
+        metric: EXTREMES.get(metric.rpartition("_")[2], fmean)(of_all) for metric, of_all in values.items()
+    }
     for policy, each in by_policy.items():
         for metric, value in each.items():
             area, _, name = metric.partition("/")
             merged[f"{area}/{policy}/{name}"] = value
     return merged
-
-
-def _merge(metric: str) -> Callable[[list[float]], float]:
-    extremes: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min}
-    return extremes.get(metric.rpartition("_")[2], fmean)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,8 @@ import ray
 
 from actors.ray_tools.node_watch import NodeWatch
 from actors.ray_tools.placement import EVERYWHERE, has_labels, start_actor, with_labels
-from actors.rollouts.player import PastMessage, RolloutResult
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.player import Attempt, RolloutResult
+from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.rollout_actor import RolloutActor
 from actors.sampling.node_samplers import NodeSamplers
 from actors.settings import FleetConfig
@@ -73,15 +72,9 @@ class Place:
         """Have the actor sample by ``sampler`` from now on."""
         return self.actor.connect.remote(sampler)
 
-    def run(
-        self,
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-        history: Sequence[PastMessage],
-    ) -> ray.ObjectRef[RolloutResult]:
+    def run(self, attempt: Attempt) -> ray.ObjectRef[RolloutResult]:
         """Play a request; see ``Player.run``."""
-        return self.actor.run.remote(self.number, request, attempt, entries, history)
+        return self.actor.run.remote(self.number, attempt)
 
     def close_pair(self) -> ray.ObjectRef[bool]:
         """Close the environment that waits there."""

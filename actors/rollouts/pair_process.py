@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -33,8 +32,8 @@ from typing import Any
 
 import cloudpickle
 
-from actors.rollouts.player import Link, PastMessage, Player, RolloutResult
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
+from actors.rollouts.player import Attempt, Link, Player, RolloutResult
+from actors.rollouts.rollout import Pair, RolloutLimits, failed
 from actors.rollouts.time_limit import SIGNAL, TimeLimitReached
 from environments.errors import TroupeError
 from environments.types import Completion, StepEvent, TerminationReason
@@ -128,19 +127,13 @@ class PairProcess:
         if self._here.poll():  # it says nothing unless it is called: that is the end of the pipe
             raise ChildProcessError("The process of the pair has ended.")
 
-    def run(
-        self,
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-        history: Sequence[PastMessage] = (),
-    ) -> RolloutResult:
+    def run(self, attempt: Attempt) -> RolloutResult:
         """Play a request; see ``Player.run``. A process that has ended has crashed."""
         try:
-            result: RolloutResult = self._call("run", request, attempt, list(entries), list(history))
+            result: RolloutResult = self._call("run", attempt)
         except OSError as error:
             text = f"The process of the pair has ended: it exited or was killed ({type(error).__name__})."
-            return RolloutResult(failed(request, TerminationReason.CRASHED, text), usable=False)
+            return RolloutResult(failed(attempt.request, TerminationReason.CRASHED, text), usable=False)
         return result
 
     def close_pair(self) -> bool:

@@ -52,6 +52,17 @@ class PastMessage(NamedTuple):
     turns: tuple[bytes, ...]
 
 
+class Attempt(NamedTuple):
+    """An attempt at a request, and what was played before it."""
+
+    request: RolloutRequest
+    number: int = 1
+    entries: Sequence[bytes] = ()
+    """The journal of the attempts before."""
+    history: Sequence[PastMessage] = ()
+    """The messages before, which an actor repeats that does not retain their pair."""
+
+
 class RolloutResult(NamedTuple):
     """A rollout as its actor returns it."""
 
@@ -106,22 +117,17 @@ class Player:
         self._live_pair: LivePair | None = None
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
-    def run(
-        self,
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-        history: Sequence[PastMessage] = (),
-    ) -> RolloutResult:
-        """Play ``request``, after the turns that its journal's ``entries`` hold.
+    def run(self, attempt: Attempt) -> RolloutResult:
+        """Play a request, after the turns that its journal's entries hold.
 
-        A follow-up goes on with the pair that is here, else with one that is rebuilt from ``history``.
+        A follow-up goes on with the pair that is here, else with one that is rebuilt from the history.
 
         Whatever agent, environment or sampler raise is in the trajectory.
         """
+        request, history = attempt.request, attempt.history
         start = time.monotonic()
         self._deadline = start + self._limits.timeout_seconds
-        turns = list(entries)
+        turns = list(attempt.entries)
         num_earlier, lost = 0, False
         agent: BaseAgent | None = None
         env: BaseEnv | None = None
@@ -135,7 +141,7 @@ class Player:
                     self._repeat(history, agent, env)
                     request = replayed(agent, env, request, self._limits)
                 num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
-                journal = self._journal(request, attempt, turns)
+                journal = self._journal(request, attempt.number, turns)
                 on_step = partial(self._link.on_step, request.rollout_id) if self._link.is_followed else None
                 trajectory = run_rollout(agent, env, self._sample, request, self._limits, journal, on_step)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed

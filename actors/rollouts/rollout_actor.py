@@ -17,15 +17,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util import get_node_ip_address
 
 from actors.rollouts.pair_process import PairProcess, Zygote
-from actors.rollouts.player import NODE_ADDRESS, PastMessage, Player, RolloutResult
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.player import NODE_ADDRESS, Attempt, Player, RolloutResult
+from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.time_limit import TimeLimitReached
 from actors.timing import SAMPLER_RESTART_SECONDS, SAMPLER_RETRY_SECONDS
 from environments.errors import SamplerError, TroupeError
@@ -100,16 +99,9 @@ class RolloutActor:
         """Sample by ``sampler``, the sampling actor of this node, from now on."""
         self._link.sampler = sampler
 
-    def run(
-        self,
-        place: int,
-        request: RolloutRequest,
-        attempt: int,
-        entries: Sequence[bytes],
-        history: Sequence[PastMessage] = (),
-    ) -> RolloutResult:
-        """Play ``request`` at a place; see ``Player.run``."""
-        return self._players[place].run(request, attempt, entries, history)
+    def run(self, place: int, attempt: Attempt) -> RolloutResult:
+        """Play a request at a place; see ``Player.run``."""
+        return self._players[place].run(attempt)
 
     def close_pair(self, place: int) -> bool:
         """Close the environment that waits there for a follow-up, and return whether it was in time."""

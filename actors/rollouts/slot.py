@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -40,7 +39,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.rollouts.actor_factory import ActorFactory, Place, wait_until_ready
 from actors.rollouts.fleet_report import ActorFailure
-from actors.rollouts.player import PastMessage, RolloutResult
+from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
 from actors.timing import (
@@ -161,21 +160,14 @@ class Slot:
         """Be there for the next request."""
         self.state = SlotState.IDLE if self.pair is None else SlotState.WARM
 
-    async def play(
-        self, rollout: PendingRollout, entries: Sequence[bytes], history: tuple[PastMessage, ...]
-    ) -> RolloutResult:
-        """Have the actor play ``rollout``: its result, or a failed one where the actor can give none.
-
-        Args:
-            entries: the journal of the attempts before.
-            history: the messages before, which an actor repeats that does not retain their pair.
-        """
+    async def play(self, rollout: PendingRollout, attempt: Attempt) -> RolloutResult:
+        """Have the actor play ``rollout``: its result, or a failed one where the actor can give none."""
         self.pair, self.rollout = None, rollout
         rollout.playing_since = rollout.last_turn = time.monotonic()
         try:
             assert self.place is not None
-            call = self.place.run(rollout.request, rollout.attempt, entries, history)
-            result = await self._result_or_failure(asyncio.ensure_future(call), rollout.request)
+            call = self.place.run(attempt)
+            result = await self._result_or_failure(asyncio.ensure_future(call), attempt.request)
         finally:
             self.rollout = None
         if result.retained:

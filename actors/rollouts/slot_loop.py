@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.rollouts.actor_factory import ActorFactory
 from actors.rollouts.dispatcher import Dispatcher
 from actors.rollouts.fleet_report import ActorFailure, FleetStatus
-from actors.rollouts.player import PastMessage, RolloutResult
+from actors.rollouts.player import Attempt, PastMessage, RolloutResult
 from actors.rollouts.requests import RESUMED_AFTER, PastMessages, PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
 from actors.rollouts.slot import Slot
@@ -119,7 +119,7 @@ class SlotLoop:
             return self._lost(request)
         entries = self.dispatcher.journals.open(request.rollout_id, rollout.attempt, rollout.beginning)
         self.totals.num_resumed_turns += len(entries) - len(rollout.beginning)
-        result = await slot.play(rollout, entries, history)
+        result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, history))
         if result.retained:
             if result.turns:
                 self._past_messages.retain(PastMessage(request, result.turns))

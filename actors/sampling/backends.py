@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from environments.errors import ConfigError
-from environments.named_module import load_class
 from policies.agents.base import BaseAgent
 from policies.sampler import Sampler
 
@@ -12,11 +11,6 @@ SAMPLERS = {
     "serve": "actors.sampling.serve_sampler:ServeSampler",
     "verl": "actors.sampling.serve_sampler:ServeSampler",
 }
-
-
-def sampler_class(engine_name: str) -> type[Sampler]:
-    """The sampler of that name, or of "module:Class". Raises ``ConfigError`` if there is none."""
-    return load_class("engine_name", engine_name, SAMPLERS, Sampler)
 
 
 def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.bounds import leaves
@@ -168,12 +169,7 @@ def _named_well(error: Exception) -> str:
 
 def recipe_names() -> list[str]:
     """The recipes that come with Troupe."""
-    from importlib.resources import files
-
-    folder = files("launch.recipes") / "recipe"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    return sorted(each.stem for each in Path(__file__).parents[1].glob("recipes/recipe/*.yaml"))
 
 
 def field_names() -> list[str]:

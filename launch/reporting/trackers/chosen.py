@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from environments.errors import ConfigError
+from environments.limited_call import CallThread
 from environments.named_module import call_own, load_class
 from environments.types import TrajectoryGroup
 from launch.reporting.trackers.base import BaseTracker, TrackedRun
@@ -59,45 +58,6 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None  # else it is a folder of that name, as wandb makes
 
 
-class TrackerThread:
-    """Thread in which a tracker does all of its work: some libraries want the same one for every call.
-
-    A tracker that hangs, since its server cannot be reached, keeps this thread and not the run.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        # Not one of those that end before this process leaves Ray: a tracker is closed after that.
-        threading.Thread(target=self._run, name=f"tracker {name}", daemon=True).start()
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, and raise what it raises.
-
-        Raises:
-            TimeoutError: it takes too long.
-        """
-        answer = Future[T]()
-        self._calls.put((work, answer))
-        try:
-            return answer.result(CALL_SECONDS)
-        except TimeoutError:
-            if answer.done():  # it is the tracker's own
-                raise
-            raise TimeoutError(f"it has not answered for {CALL_SECONDS:g} s") from None
-
-    def end(self) -> None:
-        """End the thread when its work is done."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            work, answer = call
-            try:
-                answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001  # the caller raises it
-                answer.set_exception(error)
-
-
 class Trackers:
     """Chosen trackers of a run. One that raises or hangs is announced, and not called again.
 
@@ -115,7 +75,8 @@ class Trackers:
         self, chosen: Mapping[str, BaseTracker], folder: Path, last_step: int, announce: Callable[[str], None]
     ) -> None:
         self._active, self._announce = dict(chosen), announce
-        self._threads = {name: TrackerThread(name) for name in chosen}
+        # Not those that end before this process leaves Ray: a tracker is closed after that.
+        self._threads = {name: CallThread(f"tracker {name}") for name in chosen}
         self._folder, self._last_step = folder, last_step
         self._file = JsonlLog(folder / TRACKED, sys.maxsize if last_step else -1)
         self._given: set[tuple[str, int, str]] = set()
@@ -183,7 +144,11 @@ class Trackers:
     def _call(self, name: str, work: Callable[[BaseTracker], T], otherwise: T, is_last: bool = False) -> T:
         """Return what ``work`` returns, ``otherwise`` if it raises."""
         try:
-            return self._threads[name].call(partial(work, self._active[name]))
+            answer = self._threads[name].begin(partial(work, self._active[name]))
+            wait([answer], CALL_SECONDS)
+            if not answer.done():
+                raise TimeoutError(f"it has not answered for {CALL_SECONDS:g} s")
+            return answer.result()
         except Exception as error:  # noqa: BLE001  # whatever a tracker raises, the run goes on
             del self._active[name]
             reason = " ".join(str(error).split()).removesuffix(".")

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from actors.rollouts.player import Attempt
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import RolloutActor
 from actors.sampling.sampler_actor import SamplerActor
@@ -44,7 +45,7 @@ def play(sandbox: Any) -> Trajectory:
     sampler = SamplerActor.remote(partial(ScriptedSampler, [ANSWER]))
     actor = RolloutActor.remote(pair, sampler, RolloutLimits(), fleet=sampler)  # no journal: it is not called
     request = RolloutRequest(rollout_id="1/1", group_id="1", task=TASK)
-    trajectory = ray.get(actor.run.remote(0, request, attempt=1, entries=()), timeout=120).trajectory
+    trajectory = ray.get(actor.run.remote(0, Attempt(request)), timeout=120).trajectory
     for started in (actor, sampler):
         ray.kill(started)
     return trajectory

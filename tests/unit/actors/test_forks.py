@@ -64,7 +64,7 @@ class Player:
         rollout = taken.value.value
         entries = self.dispatcher.journals.open(rollout.rollout_id, rollout.attempt, rollout.beginning)
         self.attempts.append((rollout.rollout_id, len(entries)))
-        return rollout, self.actor.run(rollout.request, rollout.attempt, entries)
+        return rollout, self.actor.run(player.Attempt(rollout.request, rollout.attempt, entries))
 
     def play(self, requests: Sequence[RolloutRequest]) -> dict[str, Trajectory]:
         """Play all of ``requests`` to their ends, as the fleet does."""

@@ -209,7 +209,8 @@ def test_failed_publish_leaves_schedule_of_version_before(
     monkeypatch.setattr(learner_group.ray, "get", lambda answer: answer)
     ranks: Any = Ranks()
     group = learner_group.LearnerGroup.__new__(learner_group.LearnerGroup)
-    group._policy, group._critic, group._store, group._schedule = ranks, None, StoreOfOneVersion(), {}
+    group._policy, group._groups, group._store, group._schedule = ranks, [ranks], StoreOfOneVersion(), {}
+    group._critic = None
     group.publish(1)
     with pytest.raises(LearnerLostError):
         group.publish(2)

@@ -21,6 +21,7 @@ from actors.gateway.client import PolicyClient
 from actors.gateway.function import pair_of
 from actors.rollouts.journal import Journal
 from actors.rollouts.pair_process import PairProcess, Zygote
+from actors.rollouts.player import Attempt
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.time_limit import TimeLimitReached
 from environments.base import BaseEnv, SingleTurnEnvironment
@@ -121,7 +122,7 @@ class Place:
 
     def play(self, mode: str, **fields: Any) -> Any:
         request = RolloutRequest(rollout_id="g/0", group_id="g", task={"mode": mode}, **fields)
-        return self.process.run(request, 1, ())
+        return self.process.run(Attempt(request))
 
 
 @pytest.fixture
@@ -270,7 +271,7 @@ def test_judge_in_a_forked_pair_gives_a_verdict_or_a_failure() -> None:
         process = PairProcess(zygote, pair, replace(LIMITS, timeout_seconds=120), EchoLink())
         tasks = [{"question": question} for question in ("good", "bad", "odd", "good")]
         played = [
-            process.run(RolloutRequest(rollout_id="g/0", group_id="g", task=task), 1, ()).trajectory
+            process.run(Attempt(RolloutRequest(rollout_id="g/0", group_id="g", task=task))).trajectory
             for task in tasks
         ]
         process.end()

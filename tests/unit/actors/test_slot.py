@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from actors.rollouts import slot as slot_module
-from actors.rollouts.player import RolloutResult
+from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
 from actors.rollouts.slot import BUSY, Slot, SlotState
@@ -85,7 +85,7 @@ def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
         checking = asyncio.create_task(slot.responds())
         await actor.end("ready", "here")
         assert await checking
-        playing = asyncio.create_task(slot.play(rollout, [], ()))
+        playing = asyncio.create_task(slot.play(rollout, Attempt(REQUEST)))
         await asyncio.sleep(0)
         assert slot.state is SlotState.PLAYING and slot.rollout is rollout
         await actor.end("run", played(retained=True))
@@ -147,7 +147,7 @@ def test_rollout_without_a_result_is_a_failed_one(
             factory.limits = RolloutLimits(timeout_seconds=0)
             monkeypatch.setattr(slot_module, "ENV_CLOSE_SECONDS", 0.0)
             monkeypatch.setattr(slot_module, "LIMIT_GRACE_SECONDS", 0.0)
-        playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), [], ()))
+        playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), Attempt(REQUEST)))
         await asyncio.sleep(0)
         if end == "dies":
             await factory.place.end("run", RayActorError())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from actors.rollouts import fleet
 from actors.rollouts.dispatcher import choose_rollout
-from actors.rollouts.player import PastMessage, RolloutResult
+from actors.rollouts.player import Attempt, PastMessage, RolloutResult
 from actors.rollouts.requests import PastMessages, PendingRollout
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest, failed
 from actors.rollouts.slot import Slot, SlotState, WarmPair
@@ -89,15 +90,16 @@ class PlaceHere:
 
     def __init__(self) -> None:
         self.num_closed = 0
-        self.histories: list[tuple[PastMessage, ...]] = []
+        self.histories: list[Sequence[PastMessage]] = []
 
     async def ready(self) -> str:
         return "here"
 
-    async def run(self, request: RolloutRequest, _: int, __: Any, history: Any) -> RolloutResult:
-        self.histories.append(history)
-        trajectory = failed(request, TerminationReason.ENV_DONE, "")
-        return RolloutResult(trajectory, usable=True, retained=True, turns=(request.rollout_id.encode(),))
+    async def run(self, attempt: Attempt) -> RolloutResult:
+        self.histories.append(attempt.history)
+        trajectory = failed(attempt.request, TerminationReason.ENV_DONE, "")
+        turns = (trajectory.rollout_id.encode(),)
+        return RolloutResult(trajectory, usable=True, retained=True, turns=turns)
 
     async def close_pair(self) -> bool:
         self.num_closed += 1
