@@ -64,8 +64,8 @@ def unjudged_group(group: TrajectoryGroup, error: str) -> TrajectoryGroup:
 
 
 def needs_comparison(trajectory: Trajectory) -> bool:
-    """Return whether it has to be judged beside others, and was not."""
-    return not trajectory.failed and not any(COMPARED in step.info for step in trajectory.steps[-1:])
+    """Return whether it has to be judged beside others, and was not. One without a turn has no answer."""
+    return not trajectory.failed and any(COMPARED not in step.info for step in trajectory.steps[-1:])
 
 
 def _answers(trajectory: Trajectory) -> list[str | None]:

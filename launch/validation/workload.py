@@ -118,7 +118,15 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
 
 
 def check_group_reward(config: TrainConfig, workload: Workload) -> None:
-    """Groups have members to compare where the reward compares them. Raises ``ConfigError``."""
+    """Groups have members to compare where the reward compares them, and are judged at all. Raises
+    ``ConfigError``.
+    """
+    reward_fn = workload.env_args.get("reward_fn")
+    if hasattr(reward_fn, "compare") and getattr(reward_fn, "concurrency", 0) < 1:
+        raise ConfigError(
+            f"{reward_fn!r:.90} has compare(), and no concurrency above 0, the most groups that it judges at "
+            "once: give it one, such as 4."
+        )
     if workload.group_reward is not None and config.rollout.group_size < 2:
         raise ConfigError(
             f"rollout.group_size={config.rollout.group_size} leaves {workload.group_reward!r:.90} nothing to "

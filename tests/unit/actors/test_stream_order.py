@@ -200,5 +200,15 @@ def test_member_played_again_is_compared_with_those_that_were() -> None:
     assert rewards(resumed.take("a")) == [0.0, 1.0] and again.begun == ["a"]
 
 
+def test_member_without_a_turn_has_no_group_compared_again() -> None:
+    stream = Compared(["a/0", "a/1"], Waiting("a"))
+    silent = Trajectory(task={}, rollout_id="a/2", termination_reason=TerminationReason.PROMPT_TOO_LONG)
+    saved = [*stream.take("a").trajectories, silent]
+    again = Waiting("a")
+    resumed = Compared([], again)
+    resumed.request([request(each.rollout_id) for each in saved], saved)
+    assert rewards(resumed.take("a")) == [0.0, 1.0, 0.0] and not again.begun
+
+
 def test_group_of_one_is_judged_alone_and_by_the_stream() -> None:
     assert rewards(Compared(["a/0"], Waiting()).take("a")) == [7.0]

@@ -55,6 +55,13 @@ def test_reward_that_compares_is_of_the_groups_and_no_rollouts(monkeypatch) -> N
         assert (pair.env_args["reward_fn"], group_reward) == (in_rollouts, of_groups)
 
 
+@pytest.mark.parametrize("members", [{}, {"concurrency": 0}])
+def test_reward_that_compares_says_how_many_at_once(members) -> None:
+    own = type("Own", (), {"__call__": JUDGE.judge, "compare": JUDGE.compare, **members})()
+    with pytest.raises(ConfigError, match=r"has compare\(\), and no concurrency above 0"):
+        check_group_reward(TrainConfig(), compared(own))
+
+
 def test_reward_that_compares_needs_a_group() -> None:
     config = TrainConfig()
     config.rollout.group_size = 1
