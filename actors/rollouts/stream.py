@@ -149,11 +149,15 @@ class TrajectoryStream:
         complete = self._first_complete(group_ids)
         if complete is None and self._before_wait is not None:
             self._before_wait()
+        checked = time.monotonic()
         while complete is None:
             if self._judgement is None or not self._judgement.is_under_way:
                 self._keep(self._next())
             elif (trajectory := self._arrived(JUDGEMENT_POLL_SECONDS)) is not None:
                 self._keep(trajectory)
+            elif time.monotonic() - checked > STREAM_POLL_SECONDS:
+                self._check_fleet()
+                checked = time.monotonic()
             complete = self._first_complete(group_ids)
         self._complete.remove(complete)
         return _group(complete, self._groups.pop(complete))

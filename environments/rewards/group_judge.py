@@ -90,10 +90,8 @@ class GroupJudge:
         ]
         outputs = []
         for index, answer in enumerate(answers):
-            share = fmean(
-                _share(answer, other, rankings) for place, other in enumerate(answers) if place != index
-            )
             own = [each for each in rankings if answer in each.places]
+            share = fmean(_share(answer, other, own) for place, other in enumerate(answers) if place != index)
             metadata: dict[str, Any] = {
                 "places": [each.places[answer] for each in own],
                 "reasons": [each.reason for each in own],
@@ -122,11 +120,15 @@ def comparison_messages(
     return [{"role": "system", "content": instructions}, {"role": "user", "content": data}]
 
 
-def _share(answer: str, other: str, rankings: Sequence[Ranking]) -> float:
-    """Degree to which ``answer`` is better than ``other``, from 0 to 1: a half where neither is."""
+def _share(answer: str, other: str, own: Sequence[Ranking]) -> float:
+    """Degree to which ``answer`` is better than ``other``, from 0 to 1: a half where neither is.
+
+    Args:
+        own: the rankings of ``answer``.
+    """
     if not answer or not other:
         return float(bool(answer))
     if answer == other:
         return 0.5
-    both = [each.places for each in rankings if answer in each.places and other in each.places]
+    both = [each.places for each in own if other in each.places]
     return fmean((each[answer] < each[other]) + (each[answer] == each[other]) / 2 for each in both)

@@ -154,6 +154,16 @@ def test_groups_are_compared_while_others_arrive() -> None:
     assert reward.begun[0] == "a" and sorted(reward.begun) == ["a", "b", "c"]
 
 
+def test_fleet_that_dies_while_a_group_is_compared_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = Waiting()
+    stream = Compared(["a/0", "a/1"], reward)
+    monkeypatch.setattr("actors.rollouts.stream.STREAM_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "_check_fleet", lambda: pytest.fail("The fleet has died."))
+    with pytest.raises(pytest.fail.Exception, match="has died"):
+        stream.take("a")
+    reward.released["a"].set()
+
+
 def test_no_more_groups_are_compared_at_once_than_allowed() -> None:
     reward = Waiting()
     stream = Compared(IDS, reward)
