@@ -64,9 +64,9 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
     own_names = (field.name for field in fields(trajectory))
     json: Json = {name: plain_json(getattr(trajectory, name)) for name in own_names if name != "steps"}
     json["steps"] = {
+        **_columns(steps, names, contents),  # first: a subclass of ``Step`` may have a field of such a name
         "messages": messages,
         "conversations": conversations | {"numbers": [own[number] for number in numbers]},
-        **_columns(steps, names, contents),
         "completion": _completions_to_json([step.completion for step in steps], contents),
     }
     return json

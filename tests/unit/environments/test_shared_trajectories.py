@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import FrozenInstanceError, asdict, make_dataclass, replace
 from typing import Any
 
 import pytest
@@ -137,6 +137,14 @@ def test_any_turns_come_back_as_they_were(steps: list[Step]) -> None:
     read = trajectory_from_json(json.loads(line))
     assert repr(asdict(read)) == repr(asdict(Trajectory(steps=steps)))
     assert json.dumps(trajectory_to_json(hop(read))) == line
+
+
+def test_field_of_a_subclass_named_as_a_column_spoils_nothing() -> None:
+    kind = make_dataclass("Chat", [("messages", Any, None), ("conversations", Any, None)], bases=(Step,))
+    line = trajectory_to_json(
+        Trajectory(steps=[kind([{"role": "user", "content": "ask"}], messages=["own"])])
+    )
+    assert trajectory_from_json(line).steps == [Step([{"role": "user", "content": "ask"}])]
 
 
 def test_line_of_an_earlier_version_that_repeats_turns_is_read() -> None:
