@@ -507,7 +507,7 @@ class ArrivedStream(TrajectoryStream):
     """Trajectories of each group that have arrived, of those that were not taken."""
 
     def __post_init__(self) -> None:
-        self._groups, self._complete, self._before_wait = {}, set(), None
+        self._groups, self._complete, self._before_wait, self._judgement = {}, set(), None, None
         self._no_actor = fleet_report.NoActorWarning()
 
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
