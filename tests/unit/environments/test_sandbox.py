@@ -471,8 +471,8 @@ def test_fork_bomb_ends_at_its_time_limit(source, kernel):
     begin = time.monotonic()
     result = run_python(f"{start}{source}", limits=SandboxLimits(timeout_seconds=2))
     assert result.ending is not Ending.KILLED
-    # The limit, the start, and the end of hundreds of processes that keep the machine busy.
-    assert time.monotonic() - begin < 12
+    # The limit, the start, and the end of hundreds of processes that keep the machine busy: 12 s at times.
+    assert time.monotonic() - begin < 30
 
 
 def test_many_threads_run_programs_at_once():
