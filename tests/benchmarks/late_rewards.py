@@ -141,6 +141,7 @@ def main() -> None:
                 *replay,
                 size,
                 "stages=[reinforce]",
+                "warm_start.num_steps=0",
                 f"run.directory={root / 'new'}",
             ]
         )
