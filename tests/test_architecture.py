@@ -417,6 +417,7 @@ def long_test_names(root: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_layer_imports_one_above_it() -> None:
     assert imports_to_the_left(ROOT) == []
 
@@ -479,6 +480,7 @@ def test_functions_stay_small() -> None:
     assert oversized(ROOT) == []
 
 
+@pytest.mark.slow
 def test_classes_hold_few_parts() -> None:
     assert classes_of_many_parts(ROOT) == []
 
@@ -491,10 +493,12 @@ def test_constants_of_one_name_have_one_value() -> None:
     assert numbers_of_two_values(ROOT) == []
 
 
+@pytest.mark.slow
 def test_types_are_named() -> None:
     assert loose_types(ROOT) == []
 
 
+@pytest.mark.slow
 def test_names_hold_no_banned_word() -> None:
     assert banned_names(ROOT) == []
 

@@ -81,6 +81,7 @@ def test_own_agent_and_environment_take_thirty_lines_and_play(
     check_agent(own, own.train_dataset)
 
 
+@pytest.mark.slow
 def test_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "check.py").write_text(CHECK)
@@ -130,6 +131,7 @@ def test_own_environment_passes_check_that_page_names(tmp_path: Path) -> None:
     assert done.stdout.strip() == "CountEnv: all fine."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "least"),
     [
@@ -185,6 +187,7 @@ open("answer.txt", "w").write(message["content"])
 """
 
 
+@pytest.mark.slow
 def test_programs_of_the_page_are_played_and_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "my-agent"
     program.write_text(CALLING.format(python=sys.executable))

@@ -391,6 +391,7 @@ def test_request_too_many_is_rejected_and_health_answers() -> None:
     assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
 
 
+@pytest.mark.slow
 def test_request_that_takes_too_long_is_ended() -> None:
     with behind(max_request_seconds=1) as (client, _):
         response = client.get("/long", headers=bearer(ALICE))
@@ -400,6 +401,7 @@ def test_request_that_takes_too_long_is_ended() -> None:
     assert (stream.status_code, stream.text) == (200, "first"), "its form is not known, so it only ends"
 
 
+@pytest.mark.slow
 def test_stream_of_events_that_takes_too_long_ends_with_error() -> None:
     with behind(max_request_seconds=1) as (client, _):
         text = client.get("/events", headers=bearer(ALICE)).text

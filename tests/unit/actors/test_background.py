@@ -40,6 +40,7 @@ def test_work_that_cannot_be_ended_is_awaited_with_a_limit() -> None:
     free.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [True, False])
 def test_work_ends_that_ctrl_c_interrupts_at_its_start(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python waits for a new thread in its start, so Ctrl-C may come before or after the thread begins."""

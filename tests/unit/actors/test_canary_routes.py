@@ -115,6 +115,7 @@ def test_clients_that_choose_their_version_do_not_count(
     assert "feedback on 0 of the canary's" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_canary_with_feedback_alone_raises_an_alarm(
     client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def followed(server: AgentServer) -> list[int | None]:
     return [None if each is None else numbers[each.after] for each in follow_ups]
 
 
+@pytest.mark.slow
 def test_message_goes_on_from_the_response_that_it_names(server: AgentServer) -> None:
     first = ask(server)
     second = ask(server, input="And now?", previous_response_id=first.id)
@@ -132,6 +133,7 @@ def test_most_tokens_of_an_answer_are_an_upper_bound(server: AgentServer) -> Non
     assert {request.params.max_tokens for request in server.service.asked} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["reject", "ignore", "prepend"])
 def test_who_serves_says_what_becomes_of_a_system_prompt(
     tokenizer_folder: Path,
@@ -228,6 +230,7 @@ def test_closed_session_begins_anew(server: AgentServer) -> None:
     assert followed(server) == [None, None]
 
 
+@pytest.mark.slow
 def test_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:
     with agent_server(tokenizer_folder, KEYS) as server:
         response = ask(server, ALICE)
@@ -293,6 +296,7 @@ def test_second_message_at_once_waits_where_that_is_set(
         second.result()
 
 
+@pytest.mark.slow
 def test_response_under_way_is_cancelled_by_its_key(
     tokenizer_folder: Path,
     threads: ThreadPoolExecutor,
@@ -346,6 +350,7 @@ def test_repeated_request_does_not_bring_back_deleted_response(server: AgentServ
     assert error_of(lambda: client(server).responses.retrieve(response.id)).status_code == 404
 
 
+@pytest.mark.slow
 def test_episode_under_way_is_shared_and_outlives_its_client(
     server: AgentServer, threads: ThreadPoolExecutor
 ) -> None:

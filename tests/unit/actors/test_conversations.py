@@ -199,6 +199,7 @@ def trained(sample: TrainingSample) -> dict[int, tuple[tuple[int, ...], tuple[in
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conversation", TABLE, ids=[each["name"] for each in TABLE])
 def test_conversation_is_the_tree_that_was_drawn(conversation: dict[str, Any]) -> None:
     trajectory = played(conversation)

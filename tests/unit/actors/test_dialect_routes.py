@@ -161,6 +161,7 @@ def test_response_is_parsed_and_cut_one_is_incomplete(serve: Serve) -> None:
     assert cut.incomplete_details.reason == "max_output_tokens"
 
 
+@pytest.mark.slow
 def test_pinned_version_answers_in_every_dialect(tokenizer_folder: Path, serve: Serve) -> None:
     version = ServedModel(path=str(tokenizer_folder), name="tiny@best", version=11)
     url = serve("111", version=31, pinned={version.name: (version, PinnedReplica(tokenizer_folder, version))})

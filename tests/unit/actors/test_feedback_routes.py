@@ -64,6 +64,7 @@ def kept(folder: Path) -> dict[str, Recording]:
     return {each.answer.answer_id: each for each in read_recordings(folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("post", [respond, chat])
 def test_answer_is_recorded_with_its_tokens(
@@ -104,6 +105,7 @@ def test_thumbs_are_scores_on_answers_of_chats(recorded: AgentServer, folder: Pa
     assert [each and each.score for each in found] == [1.0, -1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "part"),
     [
@@ -125,6 +127,7 @@ def test_bad_feedback_is_an_error_that_names_its_field(
     assert kept(folder)[answer_id].feedback is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer_id", ["resp_0", "chatcmpl-" + "0" * 32, "..%2Frecordings", "%2e%2e"])
 def test_unknown_ids_name_no_file(recorded: AgentServer, answer_id: str) -> None:
     assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 404

@@ -184,6 +184,7 @@ def test_rollouts_are_delivered_once_whatever_happens_to_nodes(
     simulate(work, seed, retries=20, pairs_per_actor=pairs_per_actor)
 
 
+@pytest.mark.slow
 @given(
     script=events,
     seed=st.integers(0, 2**16),

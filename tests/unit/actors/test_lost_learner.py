@@ -20,6 +20,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
 
 
+@pytest.mark.slow
 def test_weights_published_in_another_form_rebuild_no_learner(verl_on_cpu: None) -> None:
     """Experts are published one by one, and held as one: the run goes on from its checkpoint, as it would
     where the learner was lost for another reason.

@@ -85,6 +85,7 @@ def call(name: str, **arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replies", "reward", "outputs"),
     [
@@ -110,6 +111,7 @@ def test_episode_is_that_of_the_simple_agent(
     assert verified["expected"] == 5, "the judge gets the whole task"
 
 
+@pytest.mark.slow
 def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
     trajectory = play(
         NemoGymRollout(server), lambda messages: call("increment", by=1), task=TASK, max_steps=2
@@ -138,6 +140,7 @@ def test_call_that_the_policy_refuses_is_no_limit(server: str) -> None:
     assert not CounterServer.verified
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "word"),
     [
@@ -154,6 +157,7 @@ def test_server_that_cannot_judge_is_a_failure(server: str, task: dict[str, Any]
         play(NemoGymRollout(server), lambda messages: "Done.", task={**params, **task})
 
 
+@pytest.mark.slow
 def test_32_sessions_are_judged_apart(server: str) -> None:
     def reward(by: int) -> float:
         left = iter([call("increment", by=by), "Done."])

@@ -157,6 +157,7 @@ def test_pair_waits_for_its_next_message(place: Place) -> None:
     assert place.process.close_pair()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
@@ -189,6 +190,7 @@ def test_errors_of_the_sampler_reach_the_rollout(place: Place) -> None:
     assert "no engine" in trajectory.error
 
 
+@pytest.mark.slow
 def test_sampling_that_outlasts_the_limit_ends_the_rollout(zygote: Zygote) -> None:
     place = Place(zygote, replace(LIMITS, timeout_seconds=1))
     place.link.error = TimeLimitReached()
@@ -244,6 +246,7 @@ def solve(task: dict[str, Any], client: PolicyClient) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 def test_pairs_of_a_function_share_the_modules_of_the_gateway() -> None:
     """A session would load them anew, and have 16 MB of its own for them."""
     zygote = Zygote(pair_of(None, None, solve, {}, {}))
@@ -259,6 +262,7 @@ def test_function_of_no_module_is_played_by_forked_processes() -> None:
     zygote.end()
 
 
+@pytest.mark.slow
 def test_judge_in_a_forked_pair_gives_a_verdict_or_a_failure() -> None:
     def script(body: dict[str, Any], number: int) -> Any:
         question = judged(body)["task"]["question"]

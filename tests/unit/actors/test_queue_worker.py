@@ -285,6 +285,7 @@ class BreakableQueue(RequestQueue):
         return await super().poll(report)
 
 
+@pytest.mark.slow
 def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.1)
 
@@ -342,6 +343,7 @@ def test_worker_that_is_wanted_again_goes_on() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_queues_count_what_each_has_at_a_replica() -> None:
     """One queue has filled one of two replicas; the other one evens that out."""
 
@@ -368,6 +370,7 @@ def test_queues_count_what_each_has_at_a_replica() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_worker_that_comes_back_has_another_name_than_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would keep the lease of a request that its lost connection was answering."""
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.0)
@@ -394,6 +397,7 @@ def test_worker_that_comes_back_has_another_name_than_a_lost_one(monkeypatch: py
     run(test())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version_lag", "num_queues"), [(0, 1), (1, 1), (0, 2)], ids=["newest", "any", "two queues"]
 )

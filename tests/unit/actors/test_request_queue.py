@@ -77,6 +77,7 @@ def test_requests_that_arrive_together_are_fetched_together() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_call_without_work_is_answered_before_the_lease_ends() -> None:
     async def test() -> None:
         lease = 6.0  # so that a busy machine is not taken for a late answer
@@ -126,6 +127,7 @@ def test_request_waits_for_a_replica_with_its_version() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_newer_version_is_preferred_and_not_required() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
@@ -142,6 +144,7 @@ def test_newer_version_is_preferred_and_not_required() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_share_of_replicas_that_still_load_is_left_to_them() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
@@ -159,6 +162,7 @@ def test_share_of_replicas_that_still_load_is_left_to_them() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_first_to_load_goes_on_and_holds_no_more_than_its_share() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
@@ -192,6 +196,7 @@ def test_share_of_a_late_or_dead_replica_goes_to_the_others(goes_on_polling: boo
     run(test())
 
 
+@pytest.mark.slow
 def test_replicas_that_load_one_after_the_other_are_not_late() -> None:
     async def test() -> None:
         there = RequestQueue("policy", lease_seconds=0.6)
@@ -248,6 +253,7 @@ def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_work_is_spread_though_only_one_replica_polls_in_time() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
@@ -261,6 +267,7 @@ def test_work_is_spread_though_only_one_replica_polls_in_time() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_poll_does_not_look_at_all_that_waits() -> None:
     async def seconds(num_waiting: int) -> float:
         """CPU seconds of a poll that gets nothing: what waits falls to the other replica."""
@@ -396,6 +403,7 @@ def test_replica_that_was_silent_gets_work_once_it_polls() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_request_that_outlives_too_many_replicas_fails() -> None:
     async def test() -> None:
         there = queue()
@@ -408,6 +416,7 @@ def test_request_that_outlives_too_many_replicas_fails() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_requests_without_a_replica_fail_and_name_the_silent_one() -> None:
     async def test() -> None:
         there = queue()

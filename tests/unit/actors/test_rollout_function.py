@@ -126,6 +126,7 @@ def test_object_with_a_coroutine_call_gets_asynchronous_clients() -> None:
     assert play(Solver()).reward == 1.0
 
 
+@pytest.mark.slow
 def test_function_that_reaches_its_limit_without_a_call_fails() -> None:
     """Its rollout is played again, and is no example of a low reward."""
 
@@ -583,6 +584,7 @@ def test_listener_of_an_isolated_program_goes_to_no_other() -> None:
     assert listeners[0].fileno() == -1, "it has ended with its program"
 
 
+@pytest.mark.slow
 def test_isolated_program_ends_with_its_own_exit_code() -> None:
     client = client_with("key")
     assert client.run(["bash", "-c", "exit 7"], isolated=True).exit_code == 7
@@ -639,6 +641,7 @@ def processes_with(mark: str) -> list[int]:
 SLEEP = "import time; time.sleep(600)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
 @pytest.mark.parametrize(
     ("code", "limits", "limit"),
@@ -769,6 +772,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["isolated", "open"])
 def test_programs_die_with_the_process_of_their_rollout(kind: str) -> None:
     mark = f"mark-{time.monotonic_ns()}"

@@ -87,6 +87,7 @@ def test_nodes_share_one_start_and_the_first_needs_none(monkeypatch: pytest.Monk
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_node_without_rollout_actors_loses_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     monkeypatch.setattr(node_samplers, "UNUSED_SECONDS", 0.2)

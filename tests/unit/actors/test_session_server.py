@@ -187,6 +187,7 @@ def test_limit_ends_a_session_and_its_reward_still_counts(start: Any, http: http
         call(session, "a")
 
 
+@pytest.mark.slow
 def test_tasks_wait_while_programs_are_busy(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
     """Four tasks of 0.4 s each, by one program: the last waits longer than a task does where nobody asks."""
     server = SessionServer(port=0, claim_seconds=1.0)
@@ -203,6 +204,7 @@ def test_tasks_wait_while_programs_are_busy(monkeypatch: pytest.MonkeyPatch, sta
         assert [each.result(30).reward for each in rollouts] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_program_of_the_page_ends_with_the_training(start: Any, server: SessionServer) -> None:
     variables = {**os.environ, "SESSIONS_URL": server.url, "SESSIONS_KEY": KEY, "NO_PROXY": "*"}
     rollout = start(task={**TASK, "ground_truth": "sure"})
@@ -288,6 +290,7 @@ def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
         SessionServer(port)
 
 
+@pytest.mark.slow
 def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, http: httpx.Client) -> None:
     """Its task is not judged: the fleet plays it again."""
     monkeypatch.setattr("actors.gateway.remote_program.SILENCE_CHECK_SECONDS", 0.05)
@@ -302,6 +305,7 @@ def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, ht
     assert http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1}).status_code == 404
 
 
+@pytest.mark.slow
 def test_program_that_waits_for_the_policy_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client
 ) -> None:

@@ -37,6 +37,7 @@ async def last(parts: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     return [part async for part in parts][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_outside_requests_leave_room_for_rollouts(
     engine: ScriptedEngine, tmp_path: Path, stream: bool

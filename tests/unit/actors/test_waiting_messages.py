@@ -94,6 +94,7 @@ def test_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service:
     asyncio.run(talk())
 
 
+@pytest.mark.slow
 def test_messages_end_with_an_error_where_the_fleet_has_died(pool: Any, service: ScriptedService) -> None:
     async def talk() -> None:
         await pool.open()

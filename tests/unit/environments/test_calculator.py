@@ -33,6 +33,7 @@ def test_arithmetic(expression, text):
     assert CalculatorTool()(expression=expression).to_string() == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "message"),
     [

@@ -358,6 +358,7 @@ def hang(*args):
     FREE.wait(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["from_dict", "reset", "step", "close"])
 def test_hang_is_told_and_not_waited_for(method):
     FREE.clear()
@@ -371,6 +372,7 @@ def test_hang_is_told_and_not_waited_for(method):
     assert "has not returned within 0.5 s" in report.errors[0]
 
 
+@pytest.mark.slow
 def test_reset_that_starts_something_has_longer_limit_of_its_own():
     class Slow(Sound):
         def reset(self):
@@ -412,6 +414,7 @@ print(check_environment(Stuck, {"question": "?"}, timeout_seconds=0.5))
 """
 
 
+@pytest.mark.slow
 def test_hang_does_not_keep_the_program_from_ending():
     run = subprocess.run(
         [sys.executable, "-c", HANGING_PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -22,6 +22,7 @@ def test_first_observation_is_the_question_alone():
     assert CodeEnvironment(TASK).reset() == ({"question": TASK["question"]}, {})
 
 
+@pytest.mark.slow
 def test_right_answer_ends_the_episode():
     env = CodeEnvironment(TASK, max_turns=3)
     env.reset()
@@ -49,6 +50,7 @@ def test_no_more_than_max_tests_are_shown():
     assert env.step(WRONG)[0]["question"].count("Input:") == 1
 
 
+@pytest.mark.slow
 def test_error_and_a_missing_program_are_told():
     env = CodeEnvironment(TASK, max_turns=5)
     env.reset()
@@ -57,6 +59,7 @@ def test_error_and_a_missing_program_are_told():
     assert "Got:\n(nothing)" in env.step("```python\npass\n```")[0]["question"]
 
 
+@pytest.mark.slow
 def test_reward_is_that_of_each_answer_until_turns_are_used_up():
     env = CodeEnvironment(TASK, max_turns=2)
     env.reset()

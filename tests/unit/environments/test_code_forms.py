@@ -51,6 +51,7 @@ def test_helpers_that_only_a_solution_defines_are_refused(source):
         playable_tests(source, "f")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("passed", "kind"),
     [("print", None), ("[object()]", "object"), ("__import__('threading').Lock()", "lock")],
@@ -65,6 +66,7 @@ def test_argument_that_cannot_be_passed_is_refused_by_its_type(passed, kind):
             code_reward_fn(task, program)
 
 
+@pytest.mark.slow
 def test_module_that_the_sandbox_has_not_is_named():
     task = {"tests": "import nothing_of_this_name\nfrom solution import f\ndef test_a(): assert f(1) == 1"}
     with pytest.raises(DatasetError, match="need 'nothing_of_this_name', which is not installed"):

@@ -118,6 +118,7 @@ def test_json_of_integers_of_any_length_is_written_and_read():
     assert write_json({"a": (long, 1)}) == '{"a": [1' + "0" * 6000 + ", 1]}"
 
 
+@pytest.mark.slow
 def test_long_number_that_is_wrong_fails_and_is_shown():
     output = code_reward_fn(
         {"tests": [{"input": [6000], "output": 10**6000}], "fn_name": "f"},
@@ -128,6 +129,7 @@ def test_long_number_that_is_wrong_fails_and_is_shown():
     assert failure["expected"].startswith("1000") and failure["got"].startswith("1000")
 
 
+@pytest.mark.slow
 def test_long_number_may_stand_in_assertions():
     tests = f"assert f(5000) == 1{'0' * 5000}"
     assert code_reward_fn({"tests": tests}, answer("def f(n): return 10 ** n")).reward == 1.0
@@ -142,6 +144,7 @@ PAIR = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("printed", "reward"), [("3 7", 1.0), ("5 5", 1.0), ("5 6", 0.0), ("ten", 0.0), ("", 0.0), ("True", 0.0)]
 )
@@ -170,6 +173,7 @@ def test_checker_runs_apart_from_the_program():
     assert code_reward_fn(task, answer(program)).reward == 0.0
 
 
+@pytest.mark.slow
 def test_checker_that_hangs_or_prints_accepts_nothing():
     tests = read_tests(
         {

@@ -38,6 +38,7 @@ def error_of(output):
 # --- what is judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -63,6 +64,7 @@ def test_verdict_shows_the_test_that_failed():
     assert output.metadata["failures"][0] == first
 
 
+@pytest.mark.slow
 def test_one_failing_test_of_several_costs_reward_but_is_counted():
     output = verdict("print(3)", tests=SUM_TESTS)
     assert (output.reward, output.metadata["num_passed"]) == (0.0, 1)
@@ -107,6 +109,7 @@ def test_inputs_and_outputs_without_a_function_are_for_programs():
     assert verdict("import sys\nprint(sum(map(int, sys.stdin.read().split())))", **task).reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [dict, lambda tests: [tests], json.dumps])
 def test_two_lists_of_equal_length_are_a_test_in_each_place(wrap):
     columns = {"input": ["1 2\n", "3 4\n"], "output": ["3\n", "7\n"]}
@@ -125,6 +128,7 @@ def test_lists_of_other_lengths_are_the_lines_of_one_test():
     assert (output.reward, output.metadata["num_tests"]) == (1.0, 1)
 
 
+@pytest.mark.slow
 def test_method_of_a_solution_is_found():
     code = "class Solution:\n    def twice(self, xs: List[int]):\n        return tuple(2 * x for x in xs)"
     assert verdict(code, tests={"inputs": [[[1, 2]]], "outputs": [[2, 4]], "fn_name": "twice"}).reward == 1.0
@@ -153,6 +157,7 @@ def test_tests_may_call_their_check_themselves(tests):
     assert verdict(code.format("target + 1"), tests=tests).reward == 0.0
 
 
+@pytest.mark.slow
 def test_assertions_may_use_classes_errors_and_changed_arguments():
     code = """
 class Stack:
@@ -293,6 +298,7 @@ def test_assertions_may_use_operators_and_errors_of_the_solution(test):
     assert verdict(VECTOR, tests=test).metadata["failures"] == []
 
 
+@pytest.mark.slow
 def test_large_input_and_output_go_through():
     numbers = "\n".join(map(str, range(60_000)))
     tests = [{"input": numbers, "output": "1799970000"}, {"input": numbers, "output": f"{numbers}\n"}]
@@ -301,6 +307,7 @@ def test_large_input_and_output_go_through():
     assert verdict("import sys\nprint(sys.stdin.read())", tests=tests[1:]).reward == 1.0
 
 
+@pytest.mark.slow
 def test_solution_and_its_tests_have_pow_that_takes_modulus():
     code = "def f(a, b): return pow(a, b, 1000) + pow(10, 18)"
     call = {"inputs": [[2, 10]], "outputs": [[24 + 10**18]], "fn_name": "f"}
@@ -308,6 +315,7 @@ def test_solution_and_its_tests_have_pow_that_takes_modulus():
     assert verdict(code, tests="assert f(2, 10) == pow(2, 10, 1000) + 10**18").is_correct
 
 
+@pytest.mark.slow
 def test_many_errors_on_side_cost_nothing_and_last_is_shown():
     code = "import sys\nfor n in range(9000): print('x' * 100, n, file=sys.stderr)\n"
     tests = [{"input": "", "output": "done"}]
@@ -357,6 +365,7 @@ def test_program_that_changes_its_process_group_is_still_ended():
     assert [failure.error for failure in failures] == ["time limit of 0.4 s exceeded"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -375,6 +384,7 @@ def test_error_of_a_program_is_shown(code, error):
     assert len(error_of(output)) < 700
 
 
+@pytest.mark.slow
 def test_function_that_is_missing_is_told():
     output = verdict("x = 1", tests={"inputs": [[1]], "outputs": [1], "fn_name": "add"})
     assert "no function 'add'" in error_of(output)
@@ -464,6 +474,7 @@ def test_object_that_says_yes_to_everything_passes_no_test(test):
     assert verdict(code, tests=test).reward == 0.0
 
 
+@pytest.mark.slow
 def test_candidate_is_not_judged_by_what_the_solution_shadows():
     check = "def check(candidate):\n    assert abs(candidate(1, 2) - 3) < 1e-6"
     cheat = "abs = lambda x: 0\ndef add(a, b): return 9"
@@ -471,6 +482,7 @@ def test_candidate_is_not_judged_by_what_the_solution_shadows():
     assert verdict(ADD, tests=check, entry_point="add").reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [
@@ -522,12 +534,14 @@ def add(a, b):
 """
 
 
+@pytest.mark.slow
 def test_solution_finds_its_assertions_in_no_memory_or_file():
     tests = [CodeTest("call", "[1, 2]", 6243, "add"), CodeTest("assert", "assert add(1, 2) == 6243")]
     assert [failure is None for failure in run_tests(SEARCH, tests)] == [False, False]
     assert run_tests(ADD.replace("a + b", "6243"), tests) == [None, None]
 
 
+@pytest.mark.slow
 def test_solution_does_not_learn_how_long_expected_output_is():
     limit = "resource.getrlimit(resource.RLIMIT_FSIZE)[0]"
     code = f"import resource\nprint({{4: 'NO', 6: 'YES'}}.get({limit} % 65536))"
@@ -566,6 +580,7 @@ def test_answer_without_code_gets_nothing_and_is_told_why():
     assert "```python" in output.metadata["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     ["```python\n" * 50_000, "```" + " " * 200_000, " " * 200_000 + "```\n" + "```" * 50_000],

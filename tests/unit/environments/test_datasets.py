@@ -189,6 +189,7 @@ def test_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
     assert (tmp_path / "me/.troupe/datasets/d/default.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
     here, there = tmp_path / "driver", tmp_path / "unpacked_on_another_node"
     here.mkdir()

@@ -48,12 +48,14 @@ def gone(pid):
     return not is_alive(pid)
 
 
+@pytest.mark.slow
 def test_call_returns_what_the_function_returns(grader):
     assert run(grader, "[1, {'a': None}, 'ä' * 3]") == [1, {"a": None}, "äää"]
     assert len(run(grader, "'x' * 1_000_000")) == 1_000_000
     assert run(grader, "'y'" + " " * 1_000_000) == "y"
 
 
+@pytest.mark.slow
 def test_one_child_serves_all_calls_and_is_another_process(grader):
     assert pid_of(grader) == pid_of(grader) != os.getpid()
 
@@ -81,6 +83,7 @@ def test_call_that_hangs_ends_and_the_next_has_a_fresh_child(grader, hang):
     assert run(grader, "6 * 7") == 42
 
 
+@pytest.mark.slow
 def test_starting_is_not_on_the_time_of_the_call(tmp_path, monkeypatch):
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(4)\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -89,6 +92,7 @@ def test_starting_is_not_on_the_time_of_the_call(tmp_path, monkeypatch):
     grader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "how"),
     [
@@ -105,6 +109,7 @@ def test_child_that_dies_costs_its_call_alone(grader, death, how, monkeypatch):
     assert run(grader, "6 * 7") == 42
 
 
+@pytest.mark.slow
 def test_child_that_dies_between_calls_costs_nothing(grader):
     os.kill(pid_of(grader), signal.SIGKILL)
     deadline = time.monotonic() + NOTHING_LEFT_SECONDS
@@ -113,6 +118,7 @@ def test_child_that_dies_between_calls_costs_nothing(grader):
     assert run(grader, "6 * 7") == 42
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("greed", ["'x' * 10**12", "[bytearray(1 << 20) for _ in iter(int, 1)]"])
 def test_memory_without_bound_is_refused(grader, greed):
     with pytest.raises(GradingError, match="MemoryError"):
@@ -120,6 +126,7 @@ def test_memory_without_bound_is_refused(grader, greed):
     assert run(grader, "6 * 7") == 42
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("expression", "message"), [("1 / 0", "ZeroDivisionError"), ("{1}", "not JSON")])
 def test_what_the_function_raises_is_said_and_the_child_stays(grader, expression, message):
     before = pid_of(grader)
@@ -128,11 +135,13 @@ def test_what_the_function_raises_is_said_and_the_child_stays(grader, expression
     assert pid_of(grader) == before
 
 
+@pytest.mark.slow
 def test_what_the_function_prints_disturbs_nothing(grader, capfd):
     assert run(grader, "print('hello') or 1") == 1
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", [{"function": "no_such_module:f"}, {"function": "builtins:len", "imports": ["no_such_module"]}]
 )
@@ -141,6 +150,7 @@ def test_import_that_fails_fails_for_all_calls(order):
         Grader(**order).call("abc", time_limit_seconds=30)
 
 
+@pytest.mark.slow
 def test_threads_take_turns_and_each_gets_its_own_result(grader):
     results = {}
 
@@ -163,6 +173,7 @@ def test_child_outlives_the_thread_that_started_it(grader):
     assert pid_of(grader) == pids[0]
 
 
+@pytest.mark.slow
 def test_forked_process_gets_its_own_child(grader):
     ours = pid_of(grader)
     forked = os.fork()

@@ -66,6 +66,7 @@ def test_recipe_finds_the_same_way_and_shows_it(monkeypatch):
     assert workload.demonstrations == frozen_lake.workload(0).demonstrations
 
 
+@pytest.mark.slow
 def test_map_of_evaluation_occurs_in_no_training(monkeypatch):
     monkeypatch.setattr(frozen_lake, "NUM_DEMONSTRATIONS", 300)
     workload = frozen_lake.workload(0)

@@ -68,6 +68,7 @@ def run(env: HarborEnvironment, command: str) -> str:
     return env.step(call("shell", command=command))[0]["tool_outputs"]["a"]
 
 
+@pytest.mark.slow
 def test_each_task_gives_its_rewards_or_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(TASKS)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -95,6 +96,7 @@ def test_tasks_of_a_folder_are_rows_and_others_are_named() -> None:
         harbor_tasks(TASKS.parent / "unit")
 
 
+@pytest.mark.slow
 def test_files_and_directory_last_from_call_to_call() -> None:
     env = started(TASKS / "repair")
     assert run(env, "mkdir -p a/b; cd a/b; echo 7 > c; export X=1; echo $CURRENCY") == "euro"
@@ -114,6 +116,7 @@ def test_files_and_directory_last_from_call_to_call() -> None:
     assert "Read-only file system" in run(started(TASKS / "repair"), "echo 1 > /etc/passwd")
 
 
+@pytest.mark.slow
 def test_steps_that_are_used_up_are_judged_too() -> None:
     env = started(TASKS / "repair", max_steps=2)
     run(env, REPAIR)
@@ -146,6 +149,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commands", ATTACKS.values(), ids=ATTACKS)
 def test_reward_cannot_be_had_by_attack(commands: list[str]) -> None:
     env = started(TASKS / "repair")
@@ -160,6 +164,7 @@ def test_tests_and_solution_are_not_to_be_found() -> None:
     assert run(env, f"ls {TASKS}; cat /proc/1/cwd/* /proc/*/root{TASKS}/*").count("No such file") >= 2
 
 
+@pytest.mark.slow
 def test_output_and_time_of_a_command_are_bounded() -> None:
     env = started(TASKS / "repair", command_seconds=1.0)
     assert len(run(env, "yes | head -c 5000000")) < 9000
@@ -168,6 +173,7 @@ def test_output_and_time_of_a_command_are_bounded() -> None:
     assert run(env, "ls") == "prices.py"
 
 
+@pytest.mark.slow
 def test_files_with_holes_do_not_end_the_shell() -> None:
     env = started(TASKS / "repair")
     assert "files take 80 MiB without holes" in run(env, "truncate -s 40M a b")
@@ -176,12 +182,14 @@ def test_files_with_holes_do_not_end_the_shell() -> None:
     assert run(env, "ls") == "a\nb\nprices.py"
 
 
+@pytest.mark.slow
 def test_time_of_the_agent_ends_the_episode(tmp_path: Path) -> None:
     env = started(changed(tmp_path, task="[agent]\ntimeout_sec = 1.5\n"))
     run(env, REPAIR)
     assert env.step(call("shell", command="sleep 60"))[1:3] == (1.0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
@@ -199,6 +207,7 @@ def test_failure_of_the_tests_is_no_reward_of_zero(tmp_path: Path, test: str, re
         env.step("Done.")
 
 
+@pytest.mark.slow
 def test_failure_that_is_the_agents_is_a_reward_of_zero(tmp_path: Path) -> None:
     env = started(changed(tmp_path, task="[verifier]\ntimeout_sec = 3\n"))
     run(env, "echo 'while True: pass' > prices.py")
@@ -272,6 +281,7 @@ def image_with(made: str, root: Path) -> CommandSandbox:
     return CommandSandbox(["env", f"MADE={made}", f"ROOT={root}", "unshare", *isolation, *shell])
 
 
+@pytest.mark.slow
 def test_image_of_the_user_brings_what_its_dockerfile_makes(tmp_path: Path) -> None:
     folder = changed(
         tmp_path,
@@ -302,6 +312,7 @@ def test_folder_that_cannot_be_made_is_rejected(tmp_path: Path) -> None:
             LocalSandbox(folders=folders)
 
 
+@pytest.mark.slow
 def test_environment_passes_its_check() -> None:
     actions = [call("shell", command="ls"), call("edit", path="a", old="", new="b"), "Done."]
     report = check_environment(

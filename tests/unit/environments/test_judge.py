@@ -161,6 +161,7 @@ def test_tokens_that_nobody_counts_are_no_budget() -> None:
             made(server, ledger=JudgeLedger(max_tokens=9))(TASK, "1969")
 
 
+@pytest.mark.slow
 def test_processes_share_the_budget_of_a_file_alone(tmp_path: Path) -> None:
     with serving(by_words) as server:
         shared, own = JudgeLedger(tmp_path / "judge.sqlite", max_calls=5), JudgeLedger(max_calls=5)

@@ -12,6 +12,7 @@ def reward(truth: str, answer: str) -> float:
     return math_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}").reward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "answer"),
     [

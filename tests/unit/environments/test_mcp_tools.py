@@ -58,6 +58,7 @@ def pid_of(server: MCPServer) -> int:
 # --- what a server's tools are
 
 
+@pytest.mark.slow
 def test_schema_is_passed_through(stdio):
     function = make_tools([stdio])["echo"].json["function"]
     assert (function["name"], function["description"]) == ("echo", "Say it again.")
@@ -110,12 +111,14 @@ def test_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
 # --- one connection per process and server
 
 
+@pytest.mark.slow
 def test_equal_descriptions_share_a_process(stdio):
     equal = pickle.loads(pickle.dumps(stdio))
     assert pid_of(equal) == pid_of(stdio)
     assert cpu_seconds(lambda: make_tools([equal])) < 0.01
 
 
+@pytest.mark.slow
 def test_threads_share_a_connection(stdio):
     tool = make_tools([stdio])["wait"]
     start = time.perf_counter()
@@ -125,6 +128,7 @@ def test_threads_share_a_connection(stdio):
     assert time.perf_counter() - start < 20.0, "one after the other they take 24 s"
 
 
+@pytest.mark.slow
 def test_url_is_one_server_for_all(url):
     alone, authorized = MCPServer(url=url), MCPServer(url=url, headers={"Authorization": "Bearer x"})
     try:

@@ -34,6 +34,7 @@ def test_tool_environment_plays_with_it():
     assert env.step([call])[0] == {"tool_outputs": {"1": "'own'"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", [OwnSandbox(), "own_sandbox:OwnSandbox"])
 def test_code_reward_is_judged_in_it(sandbox):
     task = {"tests": ["from solution import f\nassert f() == 1"]}

@@ -32,6 +32,7 @@ def test_error_is_shown_together_with_what_was_printed_before():
     assert 'File "main.py", line 2' in "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_time_out_is_told_with_its_limit():
     text = shown("print('before')\nwhile True: pass", timeout_seconds=2)
     assert text == "before\nThe code was stopped: it ran longer than the limit of 2 s."

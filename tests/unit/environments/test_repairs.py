@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_splits_have_no_program_in_common_and_all_kinds_of_bugs(folder: Path) -> None:
     found = {
         split: [path.name.split("-") for path in (folder / split).iterdir()] for split in ("train", "test")
@@ -44,6 +45,7 @@ def test_check_that_the_agent_sees_fails(folder: Path) -> None:
     assert (done.returncode, "returned" in done.stdout, "calls failed" in done.stderr) == (1, True, True)
 
 
+@pytest.mark.slow
 def test_solution_alone_gets_the_reward(folder: Path, tmp_path: Path) -> None:
     for name in ("roman-number-1", "steps_between-condition-1", "is_balanced-operator-1"):
         (tmp_path / name).symlink_to(folder / "train" / name)
@@ -51,6 +53,7 @@ def test_solution_alone_gets_the_reward(folder: Path, tmp_path: Path) -> None:
         assert line.endswith(": 0 untouched, 1 by the solution"), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forgery",
     [
@@ -77,12 +80,14 @@ def test_module_that_forges_its_verdict_gets_none(folder: Path, forgery: str) ->
     assert env.step("Done.")[1:3] == (0.0, True)
 
 
+@pytest.mark.slow
 def test_same_seed_makes_the_same_tasks(folder: Path, tmp_path: Path) -> None:
     assert write_repairs_of("is_balanced", tmp_path) == len(list(folder.glob("train/is_balanced-*"))) > 4
     for path in tmp_path.rglob("*.*"):
         assert path.read_bytes() == (folder / "train" / path.relative_to(tmp_path)).read_bytes()
 
 
+@pytest.mark.slow
 def test_arguments_that_name_no_folder_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

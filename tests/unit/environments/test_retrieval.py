@@ -286,6 +286,7 @@ def test_scores_are_those_of_bm25s():
         assert [score for _, score in found] == pytest.approx(best.scores[0].tolist(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ten_thousand_passages_are_built_and_searched_fast():
     rows = [{"text": f"stone {number} lies under stone {number // 7}"} for number in range(10_000)]
     made = tool(rows)

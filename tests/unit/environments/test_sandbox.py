@@ -128,6 +128,7 @@ def test_exit_code_is_told():
     assert run_python("import sys\nsys.exit(3)").exit_code == 3
 
 
+@pytest.mark.slow
 def test_what_was_printed_before_a_time_out_is_kept(kernel):
     begin = time.monotonic()
     result = run_python("print('before')\nwhile True: pass", limits=SandboxLimits(timeout_seconds=2))
@@ -142,6 +143,7 @@ def test_cpu_limit_ends_a_program_too():
     assert result.timed_out
 
 
+@pytest.mark.slow
 def test_program_that_takes_too_much_memory_is_told_apart(kernel):
     limits = SandboxLimits(memory_bytes=200 << 20)
     result = run_python("blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))", limits=limits)
@@ -171,6 +173,7 @@ def test_no_variable_of_the_parent_is_seen(kernel, monkeypatch):
     assert result.succeeded, result.stderr
 
 
+@pytest.mark.slow
 def test_files_of_a_program_are_gone_afterwards(kernel, scratch):
     deep = (
         "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()\n'made'"
@@ -209,6 +212,7 @@ os.execv(sys.executable, [sys.executable, *{command}])
     assert gone_within(60)
 
 
+@pytest.mark.slow
 def test_program_that_stops_its_group_ends_in_time():
     begin = time.monotonic()
     result = run_python("import os\nos.kill(0, 19)", limits=SandboxLimits(timeout_seconds=1))
@@ -395,6 +399,7 @@ def test_segments_of_system_v_count_where_they_are_allowed():
     assert result.ending is Ending.OUT_OF_MEMORY
 
 
+@pytest.mark.slow
 def test_memory_that_processes_share_counts_once(kernel):
     source = (
         FILLED.replace("range(24)", "range(8)")

@@ -31,6 +31,7 @@ def many_turns():
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.slow
 def test_threads_parse_beside_each_other(many_turns):
     source = Path(__file__).read_text() * 10
 

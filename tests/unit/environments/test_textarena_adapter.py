@@ -176,6 +176,7 @@ def test_opponent_can_be_the_policy_of_a_server():
         server.server_close()
 
 
+@pytest.mark.slow
 def test_policy_that_does_not_answer_is_named():
     opponent = PolicyOpponent("http://127.0.0.1:9/v1", timeout_seconds=1)
     env, _ = begun(env_id="TicTacToe-v0", opponent=opponent)

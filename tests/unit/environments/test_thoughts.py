@@ -46,6 +46,7 @@ def test_end_of_a_message_alone_ends_no_thought():
     assert split_thought("<|channel|>final<|message|>so<|end|>")[1] == "<|channel|>final<|message|>so<|end|>"
 
 
+@pytest.mark.slow
 def test_many_thoughts_are_read_in_no_time():
     text = "<think>a</think>b" * 50_000
     assert split_thought(text)[1] == "b" * 50_000

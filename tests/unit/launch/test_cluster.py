@@ -47,6 +47,7 @@ def test_ray_that_does_not_start_in_time_is_told_in_a_sentence(monkeypatch: pyte
         connect.connect(1)
 
 
+@pytest.mark.slow
 def test_child_that_nobody_has_waited_for_does_not_disturb_end() -> None:
     # In a process of its own: it ends the Ray of its process, which here is everybody's.
     script = """

@@ -144,6 +144,7 @@ def test_manifest_has_the_fields_of_kuberay(name: str) -> None:
     jsonschema.validate(content(name), SCHEMAS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_unknown_field_of_a_manifest_is_found(name: str) -> None:
     validator = jsonschema.Draft202012Validator(SCHEMAS[name])
@@ -268,6 +269,7 @@ def test_unknown_argument_of_the_application_is_an_error() -> None:
         Arguments.model_validate({"settings": [], "model_path": "gpt2"})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_key")
 def test_application_is_built_from_settings_of_shipped_file(tiny_model: Path) -> None:
     settings = [

@@ -21,6 +21,7 @@ from launch.validation.settings import check_training_settings
 from policies.learning.settings import LearnerConfig
 
 
+@pytest.mark.slow
 def test_defaults_and_all_recipes_pass_the_check() -> None:
     check_training_settings(compose([]))
     assert recipe_names()
@@ -28,6 +29,7 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
         check_training_settings(compose([f"recipe={name}"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -297,6 +299,7 @@ def test_readme_and_errors_agree_on_the_references_settings() -> None:
 ON_GPU = ["learner.device=cuda", "server.engine.num_gpus=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

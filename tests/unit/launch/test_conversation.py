@@ -146,6 +146,7 @@ def test_served_model_plays_with_the_settings_of_its_sampling(
     assert "1 turn, ended by max_steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_episode_lacking_its_parts_ends_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

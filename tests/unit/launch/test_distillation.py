@@ -47,6 +47,7 @@ def test_teacher_of_another_shape_with_the_same_tokens_is_taken(tiny_model: Path
     check(untied_model, tiny_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [["learner.device=cpu"], ["learner.device=cuda"]])
 @pytest.mark.parametrize("more", [[], ["learner.num_workers=2"]])
 def test_plan_has_the_teacher_where_the_ranks_are(

@@ -144,6 +144,7 @@ def test_evaluate_refuses_what_cannot_work(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", ["rollout.group_size=1", "rollout.temperature=0", "learner.micro_batch_tokens=8"]
 )
@@ -297,6 +298,7 @@ def test_checkpoint_is_served_as_the_version_of_its_run(tmp_path: Path, tiny_mod
     assert served_model(str(tiny_model), {}).version == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
@@ -315,6 +317,7 @@ def test_setting_without_effect_on_the_engine_is_an_early_error(
         check(compose([*settings, override]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "word"),
     [

@@ -51,6 +51,7 @@ def share_across(mean: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(mean - along * exact) / np.linalg.norm(along * exact))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "staleness", "length"),
     [
@@ -67,6 +68,7 @@ def test_mean_gradient_is_exact(settings: dict[str, Any], staleness: int, length
     np.testing.assert_allclose(found, length * exact, atol=1e-5 * length * np.abs(exact).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "staleness"),
     [

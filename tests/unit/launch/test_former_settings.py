@@ -56,6 +56,7 @@ def test_run_folder_of_before_loads_without_a_warning(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "name", "expected"),
     [
@@ -106,6 +107,7 @@ def test_moved_settings_are_found_in_their_place(
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), [(name, rule) for name, (_, rule) in former.GONE.items()])
 def test_values_that_count_no_more_are_named_with_the_rule(
     name: str, rule: str, caplog: pytest.LogCaptureFixture

@@ -62,6 +62,7 @@ def test_verdict_is_that_of_the_program(script: Any, tmp_path: Path, program: st
     assert found.startswith(verdict) and lines[0] == "seen"
 
 
+@pytest.mark.slow
 def test_program_that_hangs_is_ended(script: Any, tmp_path: Path) -> None:
     part = script.Part("", (), ["-c", "import time; time.sleep(600)"], None, 1)
     assert script.played("one", part, "cuda", tmp_path)[0].startswith("FAILED: it was not done after 1 s")

@@ -206,6 +206,7 @@ def plan_of(group_size: int) -> TaskPlan:
     return cast(TaskPlan, SimulatedPlan(group_size))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(scripts)
 def test_run_takes_each_group_once_in_time_without_needless_wait(script: Script) -> None:

@@ -70,6 +70,7 @@ def test_tasks_of_two_sets_have_different_ids() -> None:
     assert math.group_id == "eval-3-math-000000" and code.rollout_id == "eval-3-code-000000/0000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["eval/reward_mean", "eval/math/reward_mean", "eval/code/pass_at_1"])
 def test_best_and_last_policy_are_found_by_a_set(metric: str) -> None:
     check(NAMED, f"run.best_metric={metric}", f"run.stop_metric={metric}", "run.stop_at=0.5")

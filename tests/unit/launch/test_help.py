@@ -84,6 +84,7 @@ def test_lines_fit_a_terminal() -> None:
     assert max(len(line) for text in TEXTS.values() for line in text.splitlines()) <= WIDTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_no_heavy_library(command: str) -> None:
     started = time.perf_counter()

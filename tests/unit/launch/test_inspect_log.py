@@ -179,6 +179,7 @@ def test_what_has_no_place_in_the_form_stands_in_the_metadata() -> None:
     assert "metadata" not in inspect_message({"role": "user", "content": "Hi"}, "m")
 
 
+@pytest.mark.slow
 def test_step_of_64_trajectories_is_written_in_no_time(tmp_path: Path) -> None:
     members = [conversation(f"00000000/{member:04d}", 5) for member in range(64)]
     TrajectoryLog(tmp_path, 9).record_update(1, [group(0, *members)], {}, {})

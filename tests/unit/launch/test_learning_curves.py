@@ -52,6 +52,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "method"), RUNS)
 def test_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
     assert method in curves.RECIPES[recipe].methods
@@ -66,6 +67,7 @@ def test_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) 
     assert config.learner.optimizer.lr == as_it_is.learner.optimizer.lr or method == "lora"
 
 
+@pytest.mark.slow
 def test_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
     config = compose(curves.overrides("guess", "sft", 30))
     workload = load_workload(config.workload, seed=0)
@@ -85,6 +87,7 @@ def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
     assert str(plots.Summary.of([0.5])) == "0.50", "one seed has no interval"
 
 
+@pytest.mark.slow
 def test_table_shows_what_the_environment_names(curves: Any, plots: Any, tmp_path: Path) -> None:
     finished_run(tmp_path, 0, before=0.4, after=0.9)
     finished_run(tmp_path, 1, before=0.5, after=0.9)

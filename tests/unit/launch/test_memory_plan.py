@@ -216,6 +216,7 @@ def test_engine_caches_in_what_its_share_of_a_gpu_leaves() -> None:
     assert row.bytes == pytest.approx(0.9 * 80 * GB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "settings", "devices", "fits"),
     [
@@ -246,6 +247,7 @@ def test_one_gpu_is_too_few_to_train_and_sample() -> None:
     assert "2 GPU(s) are needed, and there are 1" in text
 
 
+@pytest.mark.slow
 def test_changes_that_a_plan_names_do_what_it_prints() -> None:
     given, shape, devices = config(*ON_GPUS), ModelShape.of(LLAMA_8B), Devices.of("8x80")
     text = plan_text(given, shape, devices)
@@ -258,6 +260,7 @@ def test_changes_that_a_plan_names_do_what_it_prints() -> None:
         assert max(row.bytes for row in rows if row.name == name) / GB == pytest.approx(float(size), abs=0.06)
 
 
+@pytest.mark.slow
 def test_changes_together_are_planned_where_none_is_enough() -> None:
     given = config(*ON_GPUS, "learner.num_workers=4")
     text = plan_text(given, ModelShape.of(LLAMA_70B), Devices.of("8x80"))
@@ -289,6 +292,7 @@ def test_plan_without_rollouts_has_no_engine(
     assert "learner rank" in text and "replica" not in text and "rollout actor" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -416,6 +420,7 @@ PUBLISHED = {
 ROW = r"^\| (\d[\dx ]+) \| (\S+) \| (.+) \| (\d+) \| (\d+) \|$"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "model", "added", "rank_gb", "hosts_gb"), re.findall(ROW, GPUS.read_text(), re.MULTILINE)
 )

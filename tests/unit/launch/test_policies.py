@@ -71,6 +71,7 @@ def test_checkpoint_of_other_policies_is_refused(tmp_path: Path) -> None:
             check_checkpoint(tmp_path, policies)
 
 
+@pytest.mark.slow
 def test_ranks_and_engines_of_all_policies_are_counted() -> None:
     config = compose(["learner.device=cuda", "server.engine.num_gpus=1"])
     assert for_all_policies(config, ALONE.policies) == config

@@ -40,6 +40,7 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_unique(recipe: ModuleTyp
     assert first.demonstrations != second.demonstrations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_range_of_evaluation_occurs_in_no_training(seed: int) -> None:
     workload = made(guess, seed)
@@ -52,6 +53,7 @@ def test_range_of_evaluation_occurs_in_no_training(seed: int) -> None:
     assert not held_out & seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_problem_of_evaluation_occurs_in_no_training(seed: int) -> None:
     workload = made(calculator, seed)

@@ -161,6 +161,7 @@ class Killed(BaseException):
     """As SIGKILL: nothing catches it, nothing is cleaned up."""
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_of_copy_leaves_whole_copies(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_kill_at_any_moment_of_copy_leaves_whole_copies(
 # -- what is not whole, or damaged ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no manifest", "half a manifest", "missing shard", "short shard"])
 def test_copy_that_is_not_whole_does_not_count(tmp_path: Path, address: str, fault: str) -> None:
     save(state_at(tmp_path / "first", address), 1, 2)
@@ -461,6 +463,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.checkpoints.to", "run.resume"])
 @pytest.mark.parametrize("address", WITH_SECRETS)
 def test_address_with_a_secret_is_refused_without_it(tmp_path: Path, name: str, address: str) -> None:
@@ -477,6 +480,7 @@ def test_address_with_a_secret_is_refused_without_it(tmp_path: Path, name: str, 
     assert "hush" not in str(raised.value) + str(again.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", PLAIN)
 def test_address_without_a_secret_is_taken_as_it_is(address: str) -> None:
     assert masked(address) == address

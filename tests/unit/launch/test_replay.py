@@ -214,6 +214,7 @@ def as_it_was(task_info: dict[str, Any], action: str) -> float:
     return REWARDS[int(task_info["question"])][len(action)]
 
 
+@pytest.mark.slow
 def test_changed_reward_does_what_a_run_with_it_does(folder: Path, tmp_path: Path) -> None:
     halved = {number: (first, second / 2) for number, (first, second) in REWARDS.items()}
     other = trained(tmp_path / "other", {**REWARDS, 2: halved[2], 3: halved[3]})
@@ -239,6 +240,7 @@ def test_group_that_the_update_lacks_is_an_error(folder: Path) -> None:
         replayed(folder, 2, without=93)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -277,6 +279,7 @@ def test_replay_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> N
     assert "has no settings.yaml: name the folder of a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_loads_no_serve() -> None:
     program = (
         "import sys; from launch import replay\n"
@@ -291,6 +294,7 @@ def by_length(body: dict[str, Any], number: int) -> str:
     return verdict("b" in judged(body)["answer"], False)
 
 
+@pytest.mark.slow
 def test_judge_grades_a_stored_run_anew(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

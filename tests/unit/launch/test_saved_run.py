@@ -46,6 +46,7 @@ def saved(directory: Path, progress: Progress) -> None:
 # -- what a run must not write over --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_checkpoints_whose_link_a_copy_has_left_out_are_an_error(tmp_path: Path) -> None:
     for step in (50, 100):
         saved(tmp_path, Progress(step=step))
@@ -91,6 +92,7 @@ def test_stage_made_longer_after_the_next_has_begun_is_an_error(tmp_path: Path) 
             check_earlier_stages(stages, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_steps", "published"), [(50, [1]), (250, [])], ids=["it ends here", "it goes on"]
 )
@@ -110,6 +112,7 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
 # -- how a run ends ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "in_whole_work", "step"),
     [

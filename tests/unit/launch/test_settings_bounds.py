@@ -71,6 +71,7 @@ def name_of(parameter: object) -> str | None:
     return parameter.name if isinstance(parameter, Leaf) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("leaf", "inside", "outside"), limits(), ids=name_of)
 def test_number_is_checked_at_its_limit_and_beyond(leaf: Leaf, inside: float, outside: float) -> None:
     check_bounds(config_with(leaf, inside))
@@ -85,6 +86,7 @@ def test_number_is_finite(leaf: Leaf, value: float) -> None:
         check_settings(config_with(leaf, value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", [leaf for leaf in LEAVES if leaf.bound.one_of], ids=name_of)
 def test_word_is_one_of_its_choices(leaf: Leaf) -> None:
     for choice in leaf.bound.one_of:

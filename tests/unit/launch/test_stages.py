@@ -83,6 +83,7 @@ def test_epochs_of_a_stage_that_is_not_listed_are_an_error() -> None:
     assert names(chosen) == ["expert_iteration", "reinforce"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value", "part"),
     [

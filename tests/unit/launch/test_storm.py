@@ -296,6 +296,7 @@ SHORT = ("--minutes", "0.02", "--roles", "actor")
 """As many faults as a run of two seconds has time for."""
 
 
+@pytest.mark.slow
 def test_run_that_ends_well_is_found_by_its_process_and_is_sound(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
@@ -307,6 +308,7 @@ def test_run_that_ends_well_is_found_by_its_process_and_is_sound(
     assert "of 4 processes none is left" in told
 
 
+@pytest.mark.slow
 def test_run_that_ends_before_its_last_update_is_broken(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
@@ -314,6 +316,7 @@ def test_run_that_ends_before_its_last_update_is_broken(
     assert "BROKEN  the run has ended after 6 of 8 updates" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_that_ends_before_its_first_update_is_told(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
@@ -321,6 +324,7 @@ def test_run_that_ends_before_its_first_update_is_told(
     assert "has ended before its first update" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Path) -> None:
     tree = ProcessTree(start_run(1, "leaves one").pid)
     assert tree.is_alive()
@@ -330,6 +334,7 @@ def test_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Path)
     assert not left.is_sound and "(sleep)" in left.text
 
 
+@pytest.mark.slow
 def test_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 5, 5, 5, 5])
@@ -337,6 +342,7 @@ def test_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) ->
     assert not found.is_sound and "no update within 0.5 s" in found.text
 
 
+@pytest.mark.slow
 def test_update_after_a_recovery_counts(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 3, 4])  # the journal is cut back to the checkpoint, and goes on

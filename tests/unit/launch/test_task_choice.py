@@ -55,6 +55,7 @@ def test_first_pass_is_that_of_run_without_curriculum(tmp_path: Path) -> None:
     assert training.stream.requested == [task_index(training.config, TASKS, each, {}) for each in range(24)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("algorithm", [DROP, REFILL], ids=["drop", "refill"])
 @given(stops=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=3))
@@ -185,6 +186,7 @@ def test_metrics_show_what_was_chosen(tmp_path: Path) -> None:
     assert training.said[0].startswith("Curriculum: SuccessBand(by=None, floor=0.1,")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [DROP, REFILL], ids=["drop", "refill"])
 def test_band_needs_seven_tenths_of_the_rollouts_at_most(tmp_path: Path, algorithm: Algorithm) -> None:
     """A third of the tasks is right: ``tests/benchmarks/curriculum.py`` has more seeds and strategies."""

@@ -180,6 +180,7 @@ def test_data_without_questions_are_rejected(rows: list[dict[str, Any]], message
         named_columns(Dataset(rows), "tasks.jsonl")
 
 
+@pytest.mark.slow
 def test_folder_of_harbor_tasks_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     tasks = Path(__file__).parents[2] / "harbor_tasks"
     workload = made(f"workload=harbor:{tasks}")

@@ -37,6 +37,7 @@ def evaluations(directory: Path) -> dict[int, float]:
 # -- records -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_step_is_recorded(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     assert steps_of(tmp_path) == [1, 2, 3]
@@ -206,6 +207,7 @@ def test_pictures_are_drawn_at_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None:
     records = [
         {"step": step, "time/step": 2.0, "time/wait": 0.5, "time/learn": 1.0, "stream/staleness_max": 1}

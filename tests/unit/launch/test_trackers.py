@@ -197,6 +197,7 @@ class Late(OwnTracker):
         return {}
 
 
+@pytest.mark.slow
 def test_resumed_run_gives_no_step_twice(tmp_path: Path) -> None:
     own, late = OwnTracker(), Late()
     play(tmp_path, range(1, 5), own=own)
@@ -207,6 +208,7 @@ def test_resumed_run_gives_no_step_twice(tmp_path: Path) -> None:
     assert len({run.run_id for run in own.runs + late.runs}) == 1
 
 
+@pytest.mark.slow
 def test_run_that_begins_anew_in_the_folder_is_another(tmp_path: Path) -> None:
     own = OwnTracker()
     for _ in range(2):
@@ -218,6 +220,7 @@ def test_run_that_begins_anew_in_the_folder_is_another(tmp_path: Path) -> None:
 # -- one that fails ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "num_calls"), [("open", 1), ("measure", 2), ("log", 3), ("close", 6)])
 def test_failed_tracker_is_named_and_not_called_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, num_calls: int
@@ -287,6 +290,7 @@ def test_metric_that_the_run_lacks_is_an_alarm(tmp_path: Path) -> None:
     assert "Did you mean 'rollout/reward_mean'?" in alarm["text"]
 
 
+@pytest.mark.slow
 def test_resumed_run_that_has_reached_its_goal_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_each_epoch_orders_the_same_mini_batches_anew() -> None:
     assert taken != in_epochs(epochs(3), batches, "epochs/5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups_per_step", "max_staleness", "zero_signal_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
 )

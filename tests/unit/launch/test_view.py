@@ -237,6 +237,7 @@ def test_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:
     assert (len(before), [each["id"] for each in after]) == (2, ["00000005"])
 
 
+@pytest.mark.slow
 def test_long_run_opens_at_once(tmp_path: Path) -> None:
     """1,000 updates with 40 metrics; 64 trajectories of 5 turns in an update."""
     record = {f"learn/metric_{number}": 0.123456789 * number for number in range(40)}

@@ -57,6 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "HEARTBEAT_SECONDS", 0.05)
 
 
+@pytest.mark.slow
 def test_stall_is_reported_once_and_the_next_one_again() -> None:
     run = Run()
     with watched(run):

@@ -55,6 +55,7 @@ def test_each_response_is_a_step_with_its_thought() -> None:
     assert len(agent.trajectory.steps[0].chat_completions) == 2
 
 
+@pytest.mark.slow
 def test_thoughts_of_earlier_turns_are_removed_only_on_demand() -> None:
     kept, removed = CodingAgent(), CodingAgent(remove_thinking=True)
     for agent in (kept, removed):

@@ -137,6 +137,7 @@ def texts(*names: str) -> st.SearchStrategy[str]:
     return st.lists(word, max_size=12).map("".join)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MADE)
 def test_ids_of_any_text_are_those_of_the_whole(kind: str) -> None:
     names = [token.content for token in tokenizer(kind).added_tokens_decoder.values()]

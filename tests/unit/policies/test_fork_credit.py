@@ -175,6 +175,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mean_of_the_forked_gradient_is_the_exact_one(shape: Shape) -> None:
     exact = exact_gradient(POLICY)

@@ -543,6 +543,7 @@ def test_cut_qwen3_coder_call_does_not_hide_the_good_one() -> None:
         assert names == ["f", "invalid_tool_call"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXT_PARSERS)
 def test_text_that_repeats_itself_is_read_in_no_time(name: str) -> None:
     parser = get_tool_parser(name)

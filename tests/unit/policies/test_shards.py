@@ -139,6 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_state_is_restored_on_each_rank_and_as_nothing_else(folder: Path, rank: int) -> None:
     outcomes = json.loads((folder / f"{rank}.json").read_text())

@@ -149,6 +149,7 @@ def test_order_of_the_members_changes_no_advantage(played: list[list[Turn]], ran
     assert_equal(credit(gigpo(), other), credit(gigpo(), one))
 
 
+@pytest.mark.slow
 @given(st.lists(members, min_size=1, max_size=4))
 def test_states_that_all_differ_leave_grpo(played: list[list[Turn]]) -> None:
     apart = group(
@@ -242,6 +243,7 @@ def test_turn_that_members_share_is_one_visit_of_its_state() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(members, min_size=3, max_size=3), st.booleans())
 def test_fork_that_shares_no_turn_is_another_root(played: list[list[Turn]], std: bool) -> None:
     """A tree without a common stem: the path through the tree gives what the flat one does."""
