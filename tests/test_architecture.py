@@ -440,6 +440,7 @@ def test_light_modules_import_nothing_heavy(start: str, forbidden: tuple[str, ..
     assert heavy_imports_at_start(ROOT, start, forbidden) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["actors.rollouts.rollout", "launch.train"])
 def test_light_modules_load_nothing_heavy_when_run(start: str) -> None:
     """Sees what ``ast`` cannot: a library that imports a heavy one behind our back."""
@@ -476,6 +477,7 @@ def test_every_module_is_named_after_what_it_holds() -> None:
     assert names_that_say_nothing(ROOT) == []
 
 
+@pytest.mark.slow
 def test_functions_stay_small() -> None:
     assert oversized(ROOT) == []
 
@@ -503,6 +505,7 @@ def test_names_hold_no_banned_word() -> None:
     assert banned_names(ROOT) == []
 
 
+@pytest.mark.slow
 def test_docstrings_begin_with_noun_or_verb() -> None:
     assert banned_openings(ROOT) == []
 

@@ -76,6 +76,7 @@ def play(client: TestClient, good: str) -> None:
     raise AssertionError(f"The share does not hold: {numbers}")
 
 
+@pytest.mark.slow
 def test_canary_answers_its_share_and_both_are_recorded(client: TestClient, folder: Path) -> None:
     assert {chat(client, f"Before {number}") for number in range(9)} == {SERVED}
     assert main(["start", str(folder), "tiny@2", "--share", "0.5"]) == 0
@@ -90,6 +91,7 @@ def test_canary_answers_its_share_and_both_are_recorded(client: TestClient, fold
     }
 
 
+@pytest.mark.slow
 def test_better_canary_is_promoted(
     client: TestClient, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

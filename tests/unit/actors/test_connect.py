@@ -44,6 +44,7 @@ def test_library_in_jobs_working_directory_is_that_of_each_job(
     assert told_path(monkeypatch) == []
 
 
+@pytest.mark.slow
 def test_replicas_get_the_variables_of_the_job_that_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve gives them those of the job that has started it."""
     monkeypatch.setattr(policy_app, "job_environment", lambda: {"HF_HOME": "/shared/hf", "LOUD": "1"})

@@ -115,6 +115,7 @@ def test_conversations_in_which_the_same_was_said_do_not_meet(server: AgentServe
     assert followed(server)[:3] == [None] * 3 and sorted(followed(server)[3:]) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_history_that_the_server_does_not_know_is_an_error(locked: AgentServer) -> None:
     assert said(locked, "Hi", key=ALICE).choices[0].message.content == "46"
     assert said(locked, "Hi", "46", "Bye", key=ALICE).choices[0].message.content == "46"
@@ -158,6 +159,7 @@ def test_who_serves_says_what_becomes_of_a_system_prompt(
         assert followed(server) == [None, 0, None]
 
 
+@pytest.mark.slow
 def test_deleting_the_newest_response_closes_its_environment(server: AgentServer) -> None:
     first = ask(server)
     second = ask(server, previous_response_id=first.id)
@@ -167,6 +169,7 @@ def test_deleting_the_newest_response_closes_its_environment(server: AgentServer
     assert server.service.forgotten == [server.service.asked[1].rollout_id]
 
 
+@pytest.mark.slow
 def test_two_ways_to_go_on_from_response_are_closed_on_their_own(server: AgentServer) -> None:
     first = ask(server)
     ways = [ask(server, previous_response_id=first.id) for _ in range(2)]
@@ -176,6 +179,7 @@ def test_two_ways_to_go_on_from_response_are_closed_on_their_own(server: AgentSe
     assert server.service.forgotten == [request.rollout_id for request in server.service.asked[1:]]
 
 
+@pytest.mark.slow
 def test_session_goes_on_with_its_last_message_alone(server: AgentServer) -> None:
     chat(server, "a")
     chat(server, "b")
@@ -207,6 +211,7 @@ def test_what_is_no_next_message_is_an_error(server: AgentServer, call: Any, sai
     assert error.status_code == 400 and said in error.message
 
 
+@pytest.mark.slow
 def test_session_unknown_with_earlier_turns_is_no_new_one(
     server: AgentServer,
 ) -> None:
@@ -219,6 +224,7 @@ def test_session_unknown_with_earlier_turns_is_no_new_one(
     assert followed(server) == [None, 0]
 
 
+@pytest.mark.slow
 def test_closed_session_begins_anew(server: AgentServer) -> None:
     chat(server, "closed")
     url = f"{server.url}/v1/sessions/closed"
@@ -279,6 +285,7 @@ def test_second_message_at_once_is_rejected(server: AgentServer, threads: Thread
     assert first.result().choices[0].message.content == "46"
 
 
+@pytest.mark.slow
 def test_second_message_at_once_waits_where_that_is_set(
     tokenizer_folder: Path,
     threads: ThreadPoolExecutor,
@@ -469,6 +476,7 @@ def test_stream_has_the_steps_of_a_begun_or_resumed_episode_once(
     assert texts == ["a", "b", "c"] and end.response.output_text == "46"
 
 
+@pytest.mark.slow
 def test_chunk_says_which_step_it_replaces(server: AgentServer, threads: ThreadPoolExecutor) -> None:
     server.service.is_busy = True
     messages = [{"role": "user", "content": "Say hi"}]

@@ -62,6 +62,7 @@ def anthropic_at(url: str, key: str = "none") -> Anthropic:
 # -- Responses -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
     from openai import NotFoundError
 
@@ -98,6 +99,7 @@ def test_responses_of_one_key_are_no_other_keys(serve: Serve) -> None:
     assert openai_at(url, ALICE).responses.retrieve(response.id).id == response.id
 
 
+@pytest.mark.slow
 def test_stream_of_response_has_all_events(serve: Serve) -> None:
     client = openai_at(serve(f"<think>\nI add.</think>\n\nI call it.{CALL}"))
     with client.responses.stream(model="tiny", input=QUESTION, tools=[TOOL]) as stream:  # type: ignore[list-item]
@@ -174,6 +176,7 @@ def test_pinned_version_answers_in_every_dialect(tokenizer_folder: Path, serve: 
         assert answer.model_extra is not None and answer.model_extra["policy_version"] == 11
 
 
+@pytest.mark.slow
 def test_dropped_fields_are_named_in_a_header(serve: Serve) -> None:
     body = {"model": "tiny", "input": QUESTION, "user": "a", "service_tier": "flex", "metadata": {"a": "b"}}
     answer = httpx.post(f"{serve('46')}/v1/responses", json=body)
@@ -242,6 +245,7 @@ def test_tools_of_anthropic_client_are_called_in_a_loop(serve: Serve) -> None:
     assert (text_of(second), second.stop_reason) == ("It is 46.", "end_turn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_call_with_half_a_character_reaches_the_client(serve: Serve, stream: bool) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
@@ -271,6 +275,7 @@ def test_stop_sequence_is_the_reason_of_the_end(serve: Serve) -> None:
     assert (free.stop_reason, free.stop_sequence) == ("end_turn", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["x-api-key", "authorization"])
 def test_key_comes_in_either_header(serve: Serve, header: str) -> None:
     from anthropic import Anthropic, AuthenticationError
@@ -291,6 +296,7 @@ def test_key_comes_in_either_header(serve: Serve, header: str) -> None:
     }
 
 
+@pytest.mark.slow
 def test_error_of_messages_has_anthropics_form(serve: Serve) -> None:
     from anthropic import APIStatusError, BadRequestError, NotFoundError
 

@@ -83,6 +83,7 @@ def test_answer_is_recorded_with_its_tokens(
     assert recording.trajectory.task == {"question": "Say hi"} and recording.feedback is None
 
 
+@pytest.mark.slow
 def test_feedback_is_kept_once_and_from_the_owner_only(recorded: AgentServer, folder: Path) -> None:
     answer_id = respond(recorded).json()["id"]
     path = f"/v1/responses/{answer_id}/feedback"
@@ -97,6 +98,7 @@ def test_feedback_is_kept_once_and_from_the_owner_only(recorded: AgentServer, fo
     assert found is not None and (found.score, found.comment) == (0.5, "Right, but slow.")
 
 
+@pytest.mark.slow
 def test_thumbs_are_scores_on_answers_of_chats(recorded: AgentServer, folder: Path) -> None:
     ids = [chat(recorded).json()["id"] for _ in range(2)]
     for answer_id, thumb in zip(ids, ("up", "down"), strict=True):
@@ -134,6 +136,7 @@ def test_unknown_ids_name_no_file(recorded: AgentServer, answer_id: str) -> None
     assert send(recorded, "DELETE", f"/v1/responses/{answer_id}/recording").status_code == 404
 
 
+@pytest.mark.slow
 def test_client_keeps_an_answer_and_what_follows_out(recorded: AgentServer, folder: Path) -> None:
     opted_out = respond(recorded, {"X-Troupe-Record": "no"})
     assert opted_out.headers["x-troupe-recorded"] == "no" and opted_out.json()["recorded"] is False
@@ -145,6 +148,7 @@ def test_client_keeps_an_answer_and_what_follows_out(recorded: AgentServer, fold
     assert error.status_code == 400 and "'perhaps': send yes or no" in error.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_feedback_from_the_middle_of_a_conversation(recorded: AgentServer, folder: Path) -> None:
     ids = [respond(recorded).json()["id"]]
     for _ in range(2):
@@ -156,6 +160,7 @@ def test_feedback_from_the_middle_of_a_conversation(recorded: AgentServer, folde
     assert [recordings[each].feedback is not None for each in ids] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_deletion_reaches_later_answers_and_names_readings(recorded: AgentServer, folder: Path) -> None:
     other = respond(recorded).json()["id"]
     first = respond(recorded).json()["id"]
@@ -184,6 +189,7 @@ def test_old_answers_take_no_feedback_and_are_not_read(recorded: AgentServer, fo
     assert kept(folder) == {}
 
 
+@pytest.mark.slow
 def test_answers_outlive_their_server(tokenizer_folder: Path, folder: Path) -> None:
     recording = RecordingConfig(folder=str(folder))
     with agent_server(tokenizer_folder, KEYS, recording=recording) as server:
@@ -233,6 +239,7 @@ def test_answer_of_the_policy_is_recorded(recorded: AgentServer, folder: Path, s
     assert judge(recorded, recording.answer.answer_id, {"thumb": "up"}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"n": 2}, {"headers": {"X-Troupe-Record": "no"}}])
 def test_answers_of_the_policy_that_stay_out(
     recorded: AgentServer, folder: Path, fields: dict[str, Any]

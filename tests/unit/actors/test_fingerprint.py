@@ -149,6 +149,7 @@ def test_what_contains_itself_has_a_fingerprint_too() -> None:
     assert fingerprint(countdown) == fingerprint(countdown)
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     program = """
 import json

@@ -119,6 +119,7 @@ def test_limit_of_turns_ends_in_a_verdict(server: str) -> None:
     assert len(trajectory.steps) == 2 and trajectory.reward == 1.0
 
 
+@pytest.mark.slow
 def test_call_that_the_policy_refuses_is_no_limit(server: str) -> None:
     created = []
 

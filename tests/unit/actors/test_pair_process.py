@@ -132,6 +132,7 @@ def place(zygote: Zygote) -> Iterator[Place]:
     place.process.end()
 
 
+@pytest.mark.slow
 def test_rollouts_turns_and_steps_arrive(place: Place) -> None:
     for _ in range(2):
         result = place.play("")
@@ -204,6 +205,7 @@ def test_result_that_cannot_be_sent_is_named(place: Place) -> None:
     assert place.play("").trajectory.termination_reason is TerminationReason.ENV_DONE
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_zygote() -> None:
     zygote = Zygote(Pair(agent_class=GameAgent, env_class=ModeEnv))
     steps = Place(zygote).play("leave a program").trajectory.steps
@@ -255,6 +257,7 @@ def test_pairs_of_a_function_share_the_modules_of_the_gateway() -> None:
     assert "/httptools/" in loaded and "/pydantic_core/" in loaded and "/ray/" not in loaded
 
 
+@pytest.mark.slow
 def test_function_of_no_module_is_played_by_forked_processes() -> None:
     made: dict[str, Any] = {}
     exec("def solve(task, client): return 1.0", made)

@@ -154,6 +154,7 @@ def test_unknown_error_of_an_engine_fails_its_request_alone() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_new_requests_are_fetched_while_others_are_sampled() -> None:
     async def test() -> None:
         queue, engine = RequestQueue("policy"), EchoEngine()
@@ -223,6 +224,7 @@ def test_what_is_revoked_is_not_sampled_any_further() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
     async def test() -> None:
         queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
@@ -309,6 +311,7 @@ def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytes
     run(test())
 
 
+@pytest.mark.slow
 def test_worker_that_leaves_delivers_what_it_has_and_ends() -> None:
     async def test() -> None:
         queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()

@@ -178,6 +178,7 @@ def test_first_to_load_goes_on_and_holds_no_more_than_its_share() -> None:
     run(test())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on_polling", [True, False])
 def test_share_of_a_late_or_dead_replica_goes_to_the_others(goes_on_polling: bool) -> None:
     async def test() -> None:
@@ -340,6 +341,7 @@ def test_leaving_replica_answers_what_it_has_and_gets_no_more() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_queue_whose_last_replica_leaves_has_none() -> None:
     """Else its actor would not add itself to the directory again, as long as that one samples."""
 
@@ -430,6 +432,7 @@ def test_requests_without_a_replica_fail_and_name_the_silent_one() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_late_request_waits_as_long_as_the_first() -> None:
     async def test() -> None:
         there = queue()

@@ -385,6 +385,7 @@ def test_key_opens_no_other_rollout() -> None:
     assert play(second).reward == 1.0
 
 
+@pytest.mark.slow
 def test_call_whose_connection_was_lost_is_played_once() -> None:
     import httpx
 
@@ -442,6 +443,7 @@ print(sorted(os.listdir()), os.environ["HOME"] == os.getcwd(), "SECRET" in os.en
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
 def test_program_finds_the_policy_and_its_files(monkeypatch: pytest.MonkeyPatch, isolated: bool) -> None:
     monkeypatch.setenv("SECRET", "1")
@@ -509,6 +511,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_isolated_program_reaches_nothing_but_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,6 +595,7 @@ def test_isolated_program_ends_with_its_own_exit_code() -> None:
         assert client.run(["bash", "-c", f"kill -{number} $$"], isolated=True).exit_code == -number
 
 
+@pytest.mark.slow
 def test_isolated_program_sees_what_is_named(tmp_path: Path) -> None:
     own = tmp_path / "bin" / "own-agent"
     own.parent.mkdir()
@@ -664,6 +668,7 @@ def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str
     assert result.exit_code == -9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "open"])
 def test_processes_that_a_program_leaves_end_with_it(isolated: bool) -> None:
     mark = f"mark-{time.monotonic_ns()}"

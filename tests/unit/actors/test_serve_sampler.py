@@ -20,6 +20,7 @@ def request(policy: str) -> TokenRequest:
     return TokenRequest((1, 2), SamplingParams(policy=policy))
 
 
+@pytest.mark.slow
 def test_request_goes_to_the_server_of_its_policy(tiny_model: Path) -> None:
     async def play() -> TokenOutput:
         sampler = ServeSampler({"one": "server-1", "two": "server-2"}, str(tiny_model))

@@ -77,6 +77,7 @@ def test_limit_leaves_an_alarm_of_an_environment_alone(limit: TimeLimit, alarm: 
     assert signal.alarm(0) > 90
 
 
+@pytest.mark.slow
 def test_signal_that_has_got_lost_is_sent_again(limit: TimeLimit, monkeypatch: pytest.MonkeyPatch) -> None:
     send, sent = signal.pthread_kill, []
 

@@ -32,6 +32,7 @@ def test_right_answer_ends_the_episode():
     assert info["question"] == TASK["question"]
 
 
+@pytest.mark.slow
 def test_wrong_answer_is_shown_the_public_tests_that_failed():
     env = CodeEnvironment(TASK)
     env.reset()

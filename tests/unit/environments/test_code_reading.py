@@ -153,6 +153,7 @@ def test_checker_says_which_outputs_are_right(printed, reward):
     assert code_reward_fn(task, answer(f"print({printed!r})")).reward == reward
 
 
+@pytest.mark.slow
 def test_checker_judges_calls_by_their_arguments_and_result():
     checker = (
         "def check(input, output, expected):\n    (xs,) = input\n    return xs[output] == max(xs) == expected"

@@ -104,6 +104,7 @@ def test_shapes_of_public_sets_are_understood(task):
     assert verdict(ADD.replace("+", "+ a +"), **task).reward == 0.0
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_without_a_function_are_for_programs():
     task = {"tests": {"inputs": ["1 2", ["3", "4"]], "outputs": ["3", "7\n"]}}
     assert verdict("import sys\nprint(sum(map(int, sys.stdin.read().split())))", **task).reward == 1.0

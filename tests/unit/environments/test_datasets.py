@@ -114,6 +114,7 @@ def test_whatever_yields_dicts_can_be_registered():
     assert len(DatasetRegistry.register_dataset("b", (row for row in rows(3)))) == 3
 
 
+@pytest.mark.slow
 def test_hugging_face_dataset_is_registered_as_written():
     hugging_face = pytest.importorskip("datasets")
     written = [{"tests": [{"input": "1", "output": "1"}, {"functional": "assert True"}], "n": None}]

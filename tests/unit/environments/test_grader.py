@@ -165,6 +165,7 @@ def test_threads_take_turns_and_each_gets_its_own_result(grader):
     assert results == {number: [number * factor for factor in range(20)] for number in range(8)}
 
 
+@pytest.mark.slow
 def test_child_outlives_the_thread_that_started_it(grader):
     pids = []
     thread = threading.Thread(target=lambda: pids.append(pid_of(grader)))

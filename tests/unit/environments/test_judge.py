@@ -262,6 +262,7 @@ def test_judge_that_hangs_or_is_gone_is_named() -> None:
         made(server, endpoint={"retries": 0})(TASK, "1969")
 
 
+@pytest.mark.slow
 def test_rollout_whose_time_ends_at_the_judge_has_failed() -> None:
     released = threading.Event()
     with serving(lambda body, number: released.wait(60) and verdict(True, True)) as server:
@@ -414,6 +415,7 @@ def test_letters_of_all_scripts_stay_readable() -> None:
 # -- many at once --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_many_answers_are_judged_at_once_within_the_bound() -> None:
     with serving(slowly) as server:
         judge = made(server, concurrency=4)

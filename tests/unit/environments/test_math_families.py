@@ -127,6 +127,7 @@ def test_lists_are_equal_in_any_notation(truth, answer):
     assert reward(truth, answer) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "answer"),
     [

@@ -645,6 +645,7 @@ for ring in (-3, -4, -5):
 """
 
 
+@pytest.mark.slow
 def test_nothing_in_kernel_is_carried_from_one_program_to_next(kernel):
     makes, looks = (run_python(f"flags = {flags}\n{CARRY}") for flags in (0o1600, 0))
     assert (makes.ending, looks.value, looks.stderr) == (Ending.EXITED, "[]", "")

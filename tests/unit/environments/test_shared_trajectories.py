@@ -131,6 +131,7 @@ STEPS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, max_size=6))
 def test_any_turns_come_back_as_they_were(steps: list[Step]) -> None:
     line = json.dumps(trajectory_to_json(Trajectory(steps=steps)))
@@ -177,6 +178,7 @@ def test_tree_that_is_none_is_refused(name: str, value: list[int]) -> None:
         trajectory_from_json(line)
 
 
+@pytest.mark.slow
 def test_two_thousand_turns_hop_without_recursion() -> None:
     steps, prompt = [], (0,)
     for turn in range(2_000):

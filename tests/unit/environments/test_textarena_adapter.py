@@ -35,6 +35,7 @@ def first_free(seen):
     return re.findall(r"'(\[\d\])'", seen.rpartition("Available Moves")[2])[0]
 
 
+@pytest.mark.slow
 def test_game_for_one_is_won():
     env, question = begun(env_id="TowerOfHanoi-v0")
     assert "move the disks from tower A to tower C" in question

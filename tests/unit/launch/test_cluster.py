@@ -21,6 +21,7 @@ from launch.settings.compose import compose
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
     # In a process of its own: Ray reads this once, when it is imported. It has no cluster, as after the end.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_AUTO_CONNECT"}

@@ -108,6 +108,7 @@ def test_goal_that_no_run_can_reach_is_refused(metric: str, message: str) -> Non
         check_training_settings(compose([f"run.stop_metric={metric}", "run.stop_at=0.9"]))
 
 
+@pytest.mark.slow
 def test_goal_may_be_any_number_of_updates_or_evaluations() -> None:
     for metric in ("eval/reward_mean", "eval/called", "rollout/called", "learn/entropy"):
         overrides = [f"run.stop_metric={metric}", "run.stop_at=-1", "evaluation.every=1"]
@@ -203,6 +204,7 @@ def test_rollout_actors_fit_rollouts_cores_and_bounds(overrides: list[str], expe
     assert compose(overrides).fleet.num_actors == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, expected",
     [

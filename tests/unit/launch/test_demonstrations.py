@@ -97,6 +97,7 @@ def test_tables_hold_conversations_too(tmp_path: Path) -> None:
     assert read_conversations(path)[0] == [TALK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "message"),
     [

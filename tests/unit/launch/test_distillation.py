@@ -70,6 +70,7 @@ def test_teacher_that_cannot_be_planned_is_named_by_its_setting(tiny_model: Path
         processes(given, shape_of(given))
 
 
+@pytest.mark.slow
 def test_tiny_student_has_the_tokens_of_its_demonstrations(
     tiny_model: Path, demonstrations: list[list[Message]]
 ) -> None:
@@ -100,6 +101,7 @@ def test_teacher_with_another_end_is_refused(tiny_model: Path, other: Path) -> N
         check(other, tiny_model)
 
 
+@pytest.mark.slow
 def test_teacher_with_a_shorter_context_is_refused(tiny_model: Path, other: Path) -> None:
     edit(other / "config.json", {"max_position_embeddings": 16})
     with pytest.raises(ConfigError, match=r"max_position_embeddings=16, and cannot score a rollout of"):

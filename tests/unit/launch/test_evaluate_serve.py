@@ -125,6 +125,7 @@ def test_adapter_is_found_in_run_checkpoint_and_its_own_folder(tmp_path: Path) -
 # -- what is refused -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

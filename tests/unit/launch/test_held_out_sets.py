@@ -110,6 +110,7 @@ def test_files_of_held_out_tasks_have_names(tmp_path: Path, capsys: pytest.Captu
     assert "math: success 1.000 (1 of 1" in shown and "code: success 0.500 (1 of 2 rollouts)" in shown
 
 
+@pytest.mark.slow
 def test_held_out_tasks_that_name_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps({"question": "1?", "answer": "1"}) + "\n")

@@ -131,6 +131,7 @@ def test_card_shows_no_address_and_no_folder(tmp_path: Path) -> None:
     assert "the local model `base`" in card and "base_model" not in card, "runs/base is nobody's on the hub"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", [httpx.HTTPError("403 Forbidden"), OfflineModeIsEnabled("403 Forbidden")])
 def test_refusal_of_the_hub_is_explained(tmp_path: Path, reason: Exception) -> None:
     def refuse(*arguments: Any, **named: Any) -> None:

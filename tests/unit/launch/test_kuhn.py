@@ -97,6 +97,7 @@ def test_average_counts_a_state_as_often_as_it_was_played_to() -> None:
     assert all(mean[state] == (0.0 if state[1] == "pb" else 0.5) for state in FIRST)
 
 
+@pytest.mark.slow
 def test_self_play_makes_a_policy_harder_to_exploit() -> None:
     policy, algorithm = Table(seed=0), resolve(AlgorithmConfig(name="rloo"), 64)
     for update in range(8):

@@ -156,6 +156,7 @@ def test_rank_is_planned_as_counted_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_copy_for_a_checkpoint_lies_on_the_hosts() -> None:
     ranks = ["learner.num_workers=2", "learner.micro_batch_tokens=1"]
     on_gpu, host = (
@@ -279,6 +280,7 @@ def test_command_prints_the_plan_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_plan_without_rollouts_has_no_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_run_that_ends_after_failed_write_saves_its_state(
     assert state.saved_step == 2 and "Stale file handle" in announced[0]
 
 
+@pytest.mark.slow
 def test_checkpoint_is_read_while_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

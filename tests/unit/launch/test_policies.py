@@ -38,6 +38,7 @@ ALONE = kuhn.workload(0)
 TOGETHER = replace(ALONE, agent_args={"policies": {seat: seat for seat in kuhn.SEATS}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     ["server.colocated=true", "server.http_port=8000", "run.replay=runs/a", "preferences.num_steps=3"],

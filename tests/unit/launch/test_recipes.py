@@ -102,6 +102,7 @@ def test_demonstration_whose_step_raises_closes_its_environment() -> None:
     assert closed == [env]
 
 
+@pytest.mark.slow
 def test_most_demonstrations_of_guess_are_weak() -> None:
     """A search by halving always succeeds: demonstrations that win as often would leave nothing to learn."""
     rewards = [each.reward for each in guess.demonstrations(0).with_rewards()]

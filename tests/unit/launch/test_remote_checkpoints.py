@@ -83,6 +83,7 @@ def files_of(address: str, step: int) -> dict[str, str]:
 # -- the copies ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["memory", "a folder"])
 def test_run_goes_on_without_its_folder(tmp_path: Path, address: str, place: str) -> None:
     to = address if place == "memory" else str(tmp_path / "far")
@@ -123,6 +124,7 @@ def test_run_resumed_at_an_address_may_write_to_another(tmp_path: Path, address:
     FILES.rm(FILES._strip_protocol(to), recursive=True)
 
 
+@pytest.mark.slow
 def test_newer_copy_than_those_in_the_folder_is_fetched(tmp_path: Path, address: str) -> None:
     """The run went on on another machine; but who has gone back to an older checkpoint stays there."""
     save(state_at(tmp_path / "first", address), 1)
@@ -134,6 +136,7 @@ def test_newer_copy_than_those_in_the_folder_is_fetched(tmp_path: Path, address:
     assert state_at(tmp_path / "second", address, "run.resume=true").progress.step == 2
 
 
+@pytest.mark.slow
 def test_newer_copy_of_the_same_step_is_fetched(tmp_path: Path, address: str) -> None:
     """All checkpoints of a warm start are of step 0."""
 
@@ -408,6 +411,7 @@ def test_run_begun_beside_another_deletes_none_of_its_copies(tmp_path: Path, add
     assert copies_at(address) == ["step_000001"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", ["false", "true"])
 def test_address_of_another_run_is_refused(tmp_path: Path, address: str, resume: str) -> None:
     save(state_at(tmp_path / "first", address), 1)

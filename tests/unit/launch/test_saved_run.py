@@ -81,6 +81,7 @@ def state_at(directory: Path, **progress: Any) -> RunState:
     return RunState(config_of(directory, "run.resume=true"), directory)
 
 
+@pytest.mark.slow
 def test_stage_made_longer_after_the_next_has_begun_is_an_error(tmp_path: Path) -> None:
     state = state_at(tmp_path, step=30, version=31, stage_steps={"warm_start": 250, "reinforce": 30})
     for num_steps, is_error in ((250, False), (350, True)):
@@ -206,6 +207,7 @@ def test_checkpoint_begins_when_the_log_before_it_is_whole(tmp_path: Path) -> No
         save_whole(state, StreamState(), lambda folder: None)
 
 
+@pytest.mark.slow
 def test_log_becomes_whole_before_the_cluster_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that are at work then are ended, and the run would end with their SystemExit."""
     state, events, nothing = RunState(config_of(tmp_path), tmp_path), list[str](), Mock()

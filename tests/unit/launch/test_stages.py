@@ -100,6 +100,7 @@ def test_parts_that_supervised_stages_have_no_use_for_are_error(setting: str, va
     assert names(compose([*given, "stages=[warm_start,expert_iteration,reinforce]"]))[-1] == "reinforce"
 
 
+@pytest.mark.slow
 def test_warm_start_without_demonstrations_is_an_error() -> None:
     workload = Workload(
         agent_class=ToolAgent, env_class=SingleTurnEnvironment, train_dataset=Dataset([{"a": 1}])

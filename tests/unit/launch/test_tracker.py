@@ -44,18 +44,21 @@ def test_every_step_is_recorded(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[1]["rollout/reward_mean"] == 0.2
 
 
+@pytest.mark.slow
 def test_records_after_the_resumed_step_are_made_again(tmp_path: Path) -> None:
     record(tmp_path, range(1, 6))
     record(tmp_path, range(3, 5), last_step=2)
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_fresh_start_in_the_same_folder_drops_everything(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     record(tmp_path, range(1, 2))
     assert steps_of(tmp_path) == [1]
 
 
+@pytest.mark.slow
 def test_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     with (tmp_path / METRICS).open("a") as file:
@@ -69,6 +72,7 @@ def test_folder_without_metrics_has_none(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_evaluation_that_ends_late_belongs_to_its_own_step(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
     tracker.begin_steps()
@@ -133,6 +137,7 @@ def test_step_line_says_what_matters(tmp_path: Path, capsys: pytest.CaptureFixtu
     tracker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [30, 1_000_000])
 def test_step_line_fits_whatever_there_is_to_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_steps: int
@@ -177,6 +182,7 @@ def test_warm_start_is_one_line_on_terminal_and_few_in_file(
     assert capsys.readouterr().out.endswith("\n"), "the prompt of the shell has a line of its own"
 
 
+@pytest.mark.slow
 def test_alarms_are_announced_recorded_and_counted_after_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

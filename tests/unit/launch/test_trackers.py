@@ -103,6 +103,7 @@ class Hanging(OwnTracker):
         self.answers.wait()
 
 
+@pytest.mark.slow
 def test_tracker_that_hangs_is_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +240,7 @@ def test_failed_tracker_is_named_and_not_called_again(
     assert [step for step, _ in own.logged] == [each["step"] for each in read_metrics(tmp_path)] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "reason"),
     [({"reward_mean": 1.0}, "rollout/reward_mean, which the run has"), ({"a": "much"}, "could not convert")],

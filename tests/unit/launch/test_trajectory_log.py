@@ -92,6 +92,7 @@ def test_line_grows_with_conversation_and_not_with_its_square(tmp_path: Path) ->
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
 
 
+@pytest.mark.slow
 def test_update_of_long_conversations_costs_half_a_second(tmp_path: Path) -> None:
     groups = [
         group(number, *(conversation(f"{number}/{n}", 20, size=100) for n in range(8))) for number in range(8)

@@ -88,6 +88,7 @@ def test_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
     assert run.announced == [str(run.ended[0])]
 
 
+@pytest.mark.slow
 def test_dead_raylet_ends_the_run_by_its_name() -> None:
     run = Run()
     with subprocess.Popen(["sleep", "60"]) as raylet, watched(run, raylet=psutil.Process(raylet.pid)):

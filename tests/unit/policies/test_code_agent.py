@@ -34,6 +34,7 @@ def contents(agent: CodingAgent) -> list[str]:
     return [message["content"] for message in agent.chat_completions]
 
 
+@pytest.mark.slow
 def test_agent_that_fails_sees_the_failing_test_and_repairs() -> None:
     agent = CodingAgent()
     assert play(agent, CodeEnvironment(TASK, max_turns=3), [WRONG, RIGHT, "never said"]) == [0.0, 1.0]
@@ -47,6 +48,7 @@ def test_agent_that_fails_sees_the_failing_test_and_repairs() -> None:
     assert [message["role"] for message in agent.chat_completions] == ["user", "assistant"] * 2
 
 
+@pytest.mark.slow
 def test_each_response_is_a_step_with_its_thought() -> None:
     agent = CodingAgent()
     play(agent, CodeEnvironment(TASK), [WRONG, RIGHT])

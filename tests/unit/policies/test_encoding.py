@@ -258,6 +258,7 @@ def test_held_pieces_are_bounded_and_stay_exact() -> None:
     )
 
 
+@pytest.mark.slow
 def test_threads_share_an_encoder() -> None:
     shared = PieceEncoder(tokenizer("bytes"), max_bytes=5_000)
     talks = ["".join(f"<|im_start|>{number % size}a" for number in range(40)) for size in range(2, 40)]

@@ -127,6 +127,7 @@ turns = st.builds(
 members = st.lists(turns, min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @given(
     st.lists(members, min_size=1, max_size=5),
     st.sampled_from([0.0, 0.5, 1.0]),
@@ -140,6 +141,7 @@ def test_any_group_has_the_papers_advantages(
     assert_equal(credit(gigpo(omega=omega, gamma=gamma, std=std), one), formula(one, omega, gamma, std))
 
 
+@pytest.mark.slow
 @given(st.lists(members, min_size=2, max_size=4), st.randoms())
 def test_order_of_the_members_changes_no_advantage(played: list[list[Turn]], random: object) -> None:
     one = group(*played)
@@ -275,6 +277,7 @@ def test_setting_that_makes_no_sense_is_refused(settings: dict[str, object], mes
 # -- MT-GRPO -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 2), min_size=2, max_size=5))
 def test_first_turn_has_its_own_reward_beside_the_outcome(rewards: list[tuple[float, float]]) -> None:
     """Zeng et al. 2025 (arXiv 2505.11821): the outcome's advantage, and the turn's own where it is earned.
