@@ -163,10 +163,8 @@ def find_task(directory: Path, task: object) -> list[Json]:
     """Kept trajectories of ``task``, as a file has it, over the course of the training: of each the row in
     the file of its update or evaluation, its reward and what became of it.
     """
-    wanted = (
-        b'"task":' + _encoded(task),
-        f'"task": {json.dumps(task)}'.encode(),
-    )  # or of Python
+    as_written_by_python = f'"task": {json.dumps(task)}'.encode()  # in older files, and with half a character
+    wanted = (b'"task":' + _encoded(task), as_written_by_python)
     found: list[Json] = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):
