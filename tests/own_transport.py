@@ -17,8 +17,6 @@ class InlineTransport(WeightTransport):
         self._max_num_bytes = max_num_bytes
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Any]], rank: int) -> list[WeightBucket]:
-        if rank != 0:
-            return []
         buckets = list(pack(tensors))
         assert sum(len(bucket.buffer) for bucket in buckets) <= self._max_num_bytes
         return buckets

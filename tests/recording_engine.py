@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from policies.engines.weights import WeightBucket
+from policies.engines.weights import WeightBucket, WholeTensors
 
 if TYPE_CHECKING:
     import torch
@@ -22,4 +22,4 @@ class RecordingEngine:
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         self.version = version
-        self.loaded = {name: tensor.clone() for bucket in buckets for name, tensor in bucket.tensors()}
+        self.loaded = {name: tensor.clone() for name, tensor in WholeTensors(buckets).items()}

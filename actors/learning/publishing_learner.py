@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ import torch
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport
 from environments.errors import LearnerLostError
-from policies.engines.weights import WeightBucket, narrowed, share_of
+from policies.engines.weights import WeightBucket, WholeTensors, narrowed
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -36,17 +36,8 @@ class PublishingLearner(VerlLearner):
         super().__init__(**arguments)
 
     def publish_weights(self, version: int) -> Iterator[Any]:
-        """Write the present weights, adapters merged, as the engines hold them; yield the pieces."""
-        weights = self.weights()
-        is_shared = self._transport.by_all_ranks
-        own = share_of(weights, self.rank, self.world_size) if is_shared else weights
-        try:
-            for piece in self._transport.publish(version, narrowed(own, self._dtype), self.rank):
-                if is_shared or self.rank == 0:
-                    yield piece
-        finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
-            for _ in weights:
-                pass
+        """Write this rank's shards of the present weights as the engines hold them; yield the pieces."""
+        yield from self._transport.publish(version, narrowed(self.weights(), self._dtype), self.rank)
 
     @on_all_ranks
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:
@@ -73,10 +64,10 @@ class FetchedWeights:
     """Takes whole tensors from a transport, by name."""
 
     def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._tensors: Mapping[str, torch.Tensor] = {}
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self._tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+        self._tensors = WholeTensors(buckets)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of this name.
@@ -85,6 +76,7 @@ class FetchedWeights:
             LearnerLostError: there is none. Engines read the experts of a mixture one by one, and so they are
                 published; the learner holds those of a layer as one.
         """
-        if name not in self._tensors:
-            raise LearnerLostError(f"The published weights lack {name!r}: they make no learner.")
-        return self._tensors[name]
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise LearnerLostError(f"The published weights lack {name!r}: they make no learner.") from None

@@ -55,8 +55,6 @@ class DeltaTransport(WeightTransport):
         ConfigError: there is no such number.
     """
 
-    by_all_ranks = True
-
     def __init__(self, folder: str = "", whole_every: int = 16) -> None:
         if not isinstance(whole_every, int) or whole_every < 1:
             raise ConfigError(f"server.weights.whole_every={whole_every} has to be a whole number from 1 on.")
@@ -90,7 +88,7 @@ class DeltaTransport(WeightTransport):
         for bucket in pack(tensors if is_whole else _changes(tensors, self._tensors)):
             yield Part(version, self._base, bucket)
             if is_whole:
-                self._tensors |= bucket.tensors()
+                self._tensors |= bucket.shards()
         self._num_published += 1
 
     async def keep(self, version: int, pieces: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
@@ -107,7 +105,7 @@ class DeltaTransport(WeightTransport):
 
     async def fetch(self, version: int, pieces: Sequence[Part], engine: WeightTarget) -> None:
         whole = [each.bucket for each in pieces if each.bucket and each.version == each.base]
-        self._tensors = {name: tensor for bucket in whole for name, tensor in bucket.tensors()}
+        self._tensors = {name: tensor for bucket in whole for name, tensor in bucket.shards()}
         changes = [each.bucket for each in pieces if each.bucket and each.version != each.base]
         if changes:
             whole = await asyncio.to_thread(lambda: list(pack(_restored(version, self._tensors, changes))))
@@ -143,7 +141,7 @@ def _restored(
     Raises:
         WeightTransportError: one is not what was published.
     """
-    parts = {name: tensor for bucket in changes for name, tensor in bucket.tensors()}
+    parts = {name: tensor for bucket in changes for name, tensor in bucket.shards()}
     for key, checksum in parts.items():
         if not key.endswith(CHECKSUM):
             continue

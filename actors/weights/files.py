@@ -1,7 +1,7 @@
 """Weights as files in a folder that all nodes share: for clusters without a common object store.
 
     <folder>/run.txt                       the run whose folder it is, and a key of its present process
-    <folder>/version-000017/               whole: it gets this name when all files are on the disk
+    <folder>/version-000017-00000/         shards of rank 0, named when all are on the disk
         weights-00000.safetensors ...
         manifest.json                      written last: the SHA-256 of each file
 
@@ -80,54 +80,59 @@ class FileTransport(WeightTransport):
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> list[str]:
         from safetensors.torch import save
 
-        if rank != 0:
-            return []
-        for left in self._folder.glob(f"{UNFINISHED}*"):  # by a rank that was killed while it wrote
+        for left in self._folder.glob(f"{UNFINISHED}{rank}-*"):  # by one that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True)
-        unfinished = self._unfinished()
+        unfinished = self._unfinished(rank)
         try:
             with self._writing(f"Version {version} of the weights"):
                 unfinished.mkdir()
                 digests = {}
                 for number, bucket in enumerate(pack(tensors, self._bucket_bytes)):
                     name = f"weights-{number:05d}.safetensors"
-                    digests[name] = _write(unfinished / name, save(dict(bucket.tensors())))
+                    digests[name] = _write(unfinished / name, save(dict(bucket.shards())))
                 manifest = {"version": version, "sha256": digests}
                 _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
-                return [self._finish(unfinished, version)]
+                return [self._finish(unfinished, f"version-{version:06d}-{rank:05d}")]
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)  # it exists only after an error
 
     async def keep(self, version: int, pieces: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
-        (location,) = await asyncio.gather(*pieces)
-        return [ray.put(await asyncio.to_thread(self.keep_at, version, location))]
+        locations = await asyncio.gather(*pieces)
+        return [ray.put(each) for each in await asyncio.to_thread(self.keep_at, version, locations)]
 
     async def fetch(self, version: int, pieces: Sequence[str], engine: WeightTarget) -> None:
-        (location,) = pieces
         # Into memory, whole and verified, before the engine is touched: it cannot go back.
-        await engine.load_weights(version, await asyncio.to_thread(_read, Path(location)))
+        read = [await asyncio.to_thread(_read, Path(location)) for location in pieces]
+        await engine.load_weights(version, [bucket for buckets in read for bucket in buckets])
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def keep_at(self, version: int, location: str) -> str:
+    def keep_at(self, version: int, locations: Sequence[str]) -> list[str]:
         """Take a version over from another store's folder, if it lies there; then delete old versions.
 
         Returns:
-            Where the version is.
+            Where the version is, by rank.
         """
-        if Path(location).parent != self._folder:
-            unfinished = self._unfinished()
-            with self._writing(f"Version {version} of the weights"):
-                shutil.copytree(location, unfinished, copy_function=_link_or_copy)
-                location = self._finish(unfinished, version)
-        versions = sorted(self._folder.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))
-        for old in versions[:-NUM_KEPT]:
-            self._put_away(old)
+        kept = [self._taken_over(version, Path(location)) for location in locations]
+        by_version: dict[int, list[Path]] = {}
+        for path in self._folder.glob("version-*"):
+            by_version.setdefault(int(path.name.split("-")[1]), []).append(path)
+        for old in sorted(by_version)[:-NUM_KEPT]:
+            for path in by_version[old]:
+                self._put_away(path)
         for deleted in self._folder.glob(f"{DELETED}*"):
             # A file that is open on another node may stay: then the next version deletes it.
             shutil.rmtree(deleted, ignore_errors=True)
-        return location
+        return kept
+
+    def _taken_over(self, version: int, location: Path) -> str:
+        if location.parent == self._folder:
+            return str(location)
+        unfinished = self._unfinished("copy")
+        with self._writing(f"Version {version} of the weights"):
+            shutil.copytree(location, unfinished, copy_function=_link_or_copy)
+            return self._finish(unfinished, location.name)
 
     # -- the folder ----------------------------------------------------------------------------------
 
@@ -148,8 +153,8 @@ class FileTransport(WeightTransport):
         _write(self._folder / OWNER, self._owner.encode())
         sync(self._folder)
 
-    def _finish(self, unfinished: Path, version: int) -> str:
-        final = self._folder / f"version-{version:06d}"
+    def _finish(self, unfinished: Path, name: str) -> str:
+        final = self._folder / name
         sync(unfinished)
         if final.exists():  # no store has heard of it: a rank was lost before it could say that it was done
             self._put_away(final)
@@ -161,8 +166,8 @@ class FileTransport(WeightTransport):
         """Have a version gone at once, for all who read it; ``keep_at`` deletes it."""
         folder.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")
 
-    def _unfinished(self) -> Path:
-        return self._folder / f"{UNFINISHED}{uuid.uuid4().hex}"
+    def _unfinished(self, writer: object) -> Path:
+        return self._folder / f"{UNFINISHED}{writer}-{uuid.uuid4().hex}"
 
     @contextmanager
     def _writing(self, subject: str) -> Iterator[None]:

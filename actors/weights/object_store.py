@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObjectStoreTransport(WeightTransport):
-    """Makes each bucket of the weights a piece, as soon as it is gathered."""
-
-    by_all_ranks = True
+    """Makes each bucket of a rank's shards a piece."""
 
     def __init__(self, folder: str = "") -> None:
         pass

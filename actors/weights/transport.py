@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from environments.errors import ConfigError, PartLostError, WeightsError
 from environments.named_module import load_class
@@ -56,10 +56,6 @@ class WeightTransport(ABC):
         options: what ``server.weights`` says beside ``transport``.
     """
 
-    by_all_ranks: ClassVar[bool] = False
-    """True where each rank writes a share of the weights. Else the pieces of rank 0 are all of them, and what
-    the others return is left out."""
-
     @abstractmethod
     def __init__(self, folder: str, **options: Any) -> None: ...
 
@@ -76,13 +72,12 @@ class WeightTransport(ABC):
 
     @abstractmethod
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Iterable[Any]:
-        """Write the weights, and return or yield the pieces. Called on all ranks at once. Those of rank 0
-        come first in the version.
+        """Write a rank's shards of the weights; return or yield the pieces. Called on every rank. Those of
+        rank 0 come first in the version.
 
         Args:
-            tensors: names and whole tensors, which all ranks gather together while this is read: the same on
-                all ranks, or with ``by_all_ranks`` this rank's share of them. Ranks that need none of them
-                return at once.
+            tensors: the shards by names that say what they are: see ``policies.engines.weights``. They reach
+                ``load_weights`` under the same names.
             rank: 0 and above.
         """
 

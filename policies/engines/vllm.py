@@ -31,7 +31,7 @@ from policies.engines.vllm_settings import (
     environment,
     without_own,
 )
-from policies.engines.weights import WeightBucket
+from policies.engines.weights import WeightBucket, WholeTensors
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig, adapter_config
 
@@ -437,9 +437,8 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     runner = worker.model_runner
     missing = {name for name, _ in runner.model.named_parameters()}
     initialize_layerwise_reload(runner.model)
-    for bucket in buckets:
-        loaded = runner.model.load_weights(bucket.tensors())
-        missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
+    loaded = runner.model.load_weights(WholeTensors(buckets).items())
+    missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
     if missing and runner.model_config.quantization is None:
         raise WeightsError(f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them.")

@@ -1,10 +1,16 @@
-"""Weights on their way from the learner to the engines: flat byte buffers and what lies where in them."""
+"""Weights on their way from the learner to the engines: shards in flat buffers, and whole tensors of them.
+
+A shard is some rows of a tensor, and its name says which: ``model.norm.weight|288/576`` begins at row 288 of
+576. A tensor that is whole has its own name. Those who carry weights need not know the difference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from environments.errors import WeightsError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +39,8 @@ class WeightBucket:
     places: tuple[TensorPlace, ...]
     buffer: np.ndarray
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors as views of the buffer."""
+    def shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The shards as views of the buffer."""
         import torch
 
         flat = torch.frombuffer(self.buffer.data, dtype=torch.uint8)
@@ -43,16 +49,46 @@ class WeightBucket:
             yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
-def share_of(
-    tensors: Iterable[tuple[str, torch.Tensor]], rank: int, num_ranks: int
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of which ``rank`` takes care: each goes to the one that has the fewest bytes so far."""
-    sizes = [0] * num_ranks
-    for name, tensor in tensors:
-        least = sizes.index(min(sizes))
-        sizes[least] += tensor.nbytes
-        if least == rank:
-            yield name, tensor
+def shard_name(name: str, start: int, num_rows: int) -> str:
+    """Name of a shard that begins at the row ``start`` of a tensor of ``num_rows``."""
+    return f"{name}|{start}/{num_rows}"
+
+
+class WholeTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors of a version by name, each put together from its shards when it is read.
+
+    Raises:
+        WeightsError: a shard is missing.
+    """
+
+    def __init__(self, buckets: Sequence[WeightBucket]) -> None:
+        self._shards: dict[str, dict[int, torch.Tensor]] = {}
+        sizes: dict[str, int] = {}
+        for shard_of, tensor in (each for bucket in buckets for each in bucket.shards()):
+            name, _, place = shard_of.partition("|")
+            start, _, num_rows = place.partition("/")
+            self._shards.setdefault(name, {})[int(start or 0)] = tensor
+            if num_rows:
+                sizes[name] = int(num_rows)
+        for name, num_rows in sizes.items():
+            there = sum(map(len, self._shards[name].values()))
+            if there != num_rows:
+                raise WeightsError(
+                    f"The published weights have {there} of the {num_rows} rows of {name}: `publish` of the "
+                    "transport has to write the shards of every rank."
+                )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        import torch
+
+        shards = self._shards[name]
+        return shards[0] if len(shards) == 1 else torch.cat([shards[start] for start in sorted(shards)])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
 
 
 def narrowed(

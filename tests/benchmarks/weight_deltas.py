@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from actors.weights.deltas import DeltaTransport, Part
 from actors.weights.transport import WeightTarget
 from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept
-from policies.engines.weights import WeightBucket, narrowed
+from policies.engines.weights import WeightBucket, WholeTensors, narrowed
 from policies.learning.settings import OptimizerConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": None}
@@ -81,7 +81,7 @@ class Equal:
         self._published = published
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        found = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+        found = WholeTensors(buckets)
         if found.keys() != self._published.keys() or not all(
             torch.equal(found[name], tensor) for name, tensor in self._published.items()
         ):

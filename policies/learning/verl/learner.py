@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,13 +219,6 @@ class VerlLearner(VerlWorker):
         return [list(row) for row in self._logprobs(batch)]
 
     # -- weights and checkpoints ---------------------------------------------------------------------
-
-    def _merged(
-        self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        if not self._has_adapters:
-            return super()._merged(names, whole_tensor)
-        return verl_weights.merged(self.engine.module, names, whole_tensor)
 
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         """Copy this rank's state, and on rank 0 the adapters in peft's form too; write what is small."""

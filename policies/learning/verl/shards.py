@@ -144,7 +144,7 @@ class StateCopy:
         """Copy this rank's part of ``tensors``."""
         for name, tensor in tensors.items():
             own = verl_weights.local(tensor).detach()
-            if (own.numel() or not tensor.numel()) and _is_first_with(tensor):
+            if (own.numel() or not tensor.numel()) and is_first_with(tensor):
                 self._places[name] = _place(tensor)
                 self._tensors[name] = own.to("cpu", copy=True).contiguous()
 
@@ -182,7 +182,13 @@ def _place(tensor: torch.Tensor) -> Place:
     return Place(tuple(tensor.shape), tuple(start), tuple(shape))
 
 
-def _is_first_with(tensor: torch.Tensor) -> bool:
+def flat_start(tensor: torch.Tensor) -> int:
+    """Place of this rank's shard, of rows as FSDP2 makes it, in the whole tensor as a flat one."""
+    place = _place(tensor)
+    return place.start[0] * math.prod(place.whole[1:]) if place.whole else 0
+
+
+def is_first_with(tensor: torch.Tensor) -> bool:
     """True if no rank before this one has the same shard of ``tensor``."""
     if not isinstance(tensor, DTensor):
         return dist.get_rank() == 0

@@ -1,6 +1,6 @@
-"""The weights of a sharded model: whole by checkpoint name, merged with adapters, and swapped in place.
+"""The weights of a sharded model: gathered, cut by checkpoint name, merged with adapters, swapped in place.
 
-Everything here is collective: all ranks call it, and iterate to the end.
+What gathers is collective: all ranks call it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from environments.errors import ConfigError
+from policies.engines.weights import shard_name
 
 ADAPTER = "default"
 """The name under which peft keeps the one adapter that there is."""
@@ -119,25 +121,47 @@ class Reference:
 # -- adapters ------------------------------------------------------------------------------------------
 
 
-def merged(
-    module: torch.nn.Module, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights W + (alpha / rank) B A of a model with adapters, by the names of the model without them.
+def is_adapters(name: str) -> bool:
+    """True for the name of a part of an adapter."""
+    return ".lora_" in name
+
+
+def delta(
+    module: torch.nn.Module, name: str, whole_tensor: Callable[[str], torch.Tensor]
+) -> torch.Tensor | None:
+    """Change of the weight of this name by its adapter, (alpha / rank) B A; ``None`` without one.
 
     Source: Hu et al. 2021 (LoRA), section 4.1. verl's own export would round to bfloat16.
     """
-    layers = dict(adapted(module))
-    for name in names:
-        if ".lora_" in name:
-            continue
-        weight = whole_tensor(name)
-        stem = name.removesuffix(".base_layer.weight")
-        if stem != name:
-            down, up = (whole_tensor(f"{stem}.lora_{part}.{ADAPTER}.weight") for part in "AB")
-            delta = up @ down
-            layer = layers[stem]
-            weight = weight + layer.scaling[ADAPTER] * (delta.T if layer.fan_in_fan_out else delta)
-        yield _base_name(name), weight
+    stem = name.removesuffix(".base_layer.weight")
+    if stem == name:
+        return None
+    down, up = (whole_tensor(f"{stem}.lora_{part}.{ADAPTER}.weight") for part in "AB")
+    layer: Any = module.get_submodule(stem)
+    product = layer.scaling[ADAPTER] * (up @ down)
+    return product.T if layer.fan_in_fan_out else product
+
+
+def own_rows(
+    name: str, whole: torch.Tensor, start: int, own: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The shard of an exported tensor that a rank has, with its name; nothing where it has none.
+
+    Args:
+        whole: the exported tensor without its memory, as a view of the model's.
+        start: place in the model's tensor of what the rank has of it.
+        own: what it has, flat.
+    """
+    offset, size = whole.storage_offset(), whole.numel()
+    begin, end = max(start, offset), min(start + own.numel(), offset + size)
+    if begin >= end:
+        return
+    values = own[begin - start : end - start]
+    if len(values) == size:
+        yield name, values.view(whole.shape)
+    else:
+        first_row = (begin - offset) * len(whole) // size
+        yield shard_name(name, first_row, len(whole)), values.view(-1, *whole.shape[1:])
 
 
 def layers_beside_experts(module: PreTrainedModel) -> list[str]:
@@ -159,28 +183,23 @@ def layers_beside_experts(module: PreTrainedModel) -> list[str]:
     ]
 
 
-def adapted(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The layers that have an adapter, by name."""
-    from peft.tuners.lora import LoraLayer
-
-    return ((name, each) for name, each in module.named_modules() if isinstance(each, LoraLayer))
-
-
 def check_adapters(module: torch.nn.Module, tied: bool) -> None:
-    """Check that ``merged`` can put the adapters into the weights.
+    """Check that the adapters can be merged into the weights.
 
     Raises:
         ConfigError: one is on an embedding, or on an output layer that is the embedding too.
     """
-    from peft.tuners.lora import Linear
+    from peft.tuners.lora import Linear, LoraLayer
 
-    for name, layer in adapted(module):
-        if not isinstance(layer, Linear) or (tied and _base_name(name) == "lm_head"):
+    for name, layer in module.named_modules():
+        is_mergeable = isinstance(layer, Linear) and not (tied and base_name(name) == "lm_head")
+        if isinstance(layer, LoraLayer) and not is_mergeable:
             raise ConfigError(
-                f"learner.verl.model.target_modules puts an adapter on {_base_name(name)!r}, which cannot be "
+                f"learner.verl.model.target_modules puts an adapter on {base_name(name)!r}, which cannot be "
                 "merged into the weights: name linear layers, neither tied nor experts, or all-linear."
             )
 
 
-def _base_name(name: str) -> str:
+def base_name(name: str) -> str:
+    """The name of a weight in the model without adapters."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")

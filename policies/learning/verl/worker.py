@@ -29,6 +29,8 @@ from policies.learning.verl.shards import (
     ShardFiles,
     StateCopy,
     extra_state,
+    flat_start,
+    is_first_with,
     model_state,
     optimizer_state,
     restore_model,
@@ -147,9 +149,32 @@ class VerlWorker(TrainingWorker):
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full tensors by checkpoint name. Collective: every rank has to iterate to the end."""
+        """Shards of the weights on this rank, adapters merged, by names of ``shard_name``; the first rank has
+        what several have alike. Collective: the call gathers adapters, and the iteration nothing.
+        """
         state, device = self.engine.module.state_dict(), get_device_id()
-        return self._exported(state, lambda name: verl_weights.full_tensor(state[name].to(device)))
+        adapters = {
+            name: verl_weights.full_tensor(tensor.to(device))
+            for name, tensor in state.items()
+            if verl_weights.is_adapters(name)
+        }
+        return self._shards(state, adapters)
+
+    def _shards(
+        self, state: Mapping[str, torch.Tensor], adapters: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        def without_memory(name: str) -> torch.Tensor:
+            return torch.empty(state[name].shape, dtype=state[name].dtype, device="meta")
+
+        for name, tensor in state.items():
+            if not is_first_with(tensor):
+                continue
+            own, start = verl_weights.local(tensor).flatten(), flat_start(tensor)
+            delta = verl_weights.delta(self.engine.module, name, adapters.__getitem__)
+            if delta is not None:
+                own = own + delta.to(own.device).flatten()[start : start + len(own)]
+            for exported, whole in self._exported([name], without_memory):
+                yield from verl_weights.own_rows(exported, whole, start, own)
 
     def _exported(
         self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
@@ -158,16 +183,17 @@ class VerlWorker(TrainingWorker):
         module, kind = self.engine.module, self.model_config.hf_config.model_type
         converted = (
             each
-            for name, tensor in self._merged(names, whole_tensor)
-            for each in convert_weight_keys({name: tensor}, module).items()
+            for name in names
+            if not verl_weights.is_adapters(name)
+            for each in convert_weight_keys(
+                {verl_weights.base_name(name): self._merged(name, whole_tensor)}, module
+            ).items()
         )
         return (each for each in unfuse_moe_params(converted, kind) if not self._is_tied(each[0]))
 
-    def _merged(
-        self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same tensors whole, without adapters."""
-        return ((name, whole_tensor(name)) for name in names)
+    def _merged(self, name: str, whole_tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        delta = verl_weights.delta(self.engine.module, name, whole_tensor)
+        return whole_tensor(name) if delta is None else whole_tensor(name) + delta
 
     def _is_tied(self, name: str) -> bool:
         return name == "lm_head.weight" and bool(self.model_config.hf_config.tie_word_embeddings)

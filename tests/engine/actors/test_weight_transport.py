@@ -27,7 +27,7 @@ class WeightsAsReply(ScriptedEngine):
     """Replies with its weights: they are token ids."""
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self.replies = [tuple(ids.tolist()) for bucket in buckets for _, ids in bucket.tensors()]
+        self.replies = [tuple(ids.tolist()) for bucket in buckets for _, ids in bucket.shards()]
         await super().load_weights(version, buckets)
 
 
@@ -83,7 +83,7 @@ def test_late_replica_reads_the_newest_undamaged_files(
         (shard,) = Path(location).glob("*.safetensors")
         shard.write_bytes(shard.read_bytes()[:-1])
         ray.get(store.publish.remote(3, [ray.put(location)]))
-        with pytest.raises(WeightTransportError, match=r"version-000003 are damaged.*SHA-256"):
+        with pytest.raises(WeightTransportError, match=r"version-000003-00000 are damaged.*SHA-256"):
             wait_until(lambda: policy.app.check_replicas() is not None)
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from learner_samples import RESPONSE_TOKENS, batches, save, save_as_before, with_random_columns
 from machine import free_port
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers_reference import weights_of
 from two_ranks import on_two_ranks
 
 from environments.errors import ConfigError
+from policies.engines.weights import WholeTensors, pack
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch
 from policies.learning.settings import (
@@ -64,6 +66,8 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
         worker.begin_phase(OPTIMIZER, 100)
         worker.load(str(folder / kind / "one"))
         save(worker, folder / kind / "two")
+        shards = {name: tensor.contiguous() for name, tensor in worker.weights()}
+        save_file(shards, folder / kind / f"shards_of_{worker.rank}.safetensors")
         save_as_before(worker, folder / kind / "before")
         worker.update(samples())
         save(worker, folder / kind / "updated")
@@ -170,6 +174,16 @@ def test_checkpoint_that_lacks_a_rank_names_its_file(
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(ConfigError, match=f"{lacking} is not the state of a learner"):
         make("all weights").load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_of_two_ranks_make_the_weights_of_one(saved: Saved, kind: str) -> None:
+    """Adapters are merged in each shard, and what both ranks have alike comes from the first."""
+    of_ranks = [load_file(saved.folder / kind / f"shards_of_{rank}.safetensors") for rank in (0, 1)]
+    whole = WholeTensors([bucket for shards in of_ranks for bucket in pack(shards.items())])
+    assert_same(dict(whole), dict(saved.alone[kind].weights()))
+    sizes = [sum(map(torch.numel, shards.values())) for shards in of_ranks]
+    assert sizes[1] == 0 if kind == "a copy on each rank" else max(sizes) < 1.1 * min(sizes)
 
 
 def test_each_of_two_ranks_writes_half_of_the_files(saved: Saved) -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_engine import RecordingEngine, Tensors
+from weight_shards import shards_of
 
 from actors.weights.deltas import DeltaTransport, Part
 from actors.weights.transport import WeightTransportError, make_transport
 from environments.errors import ConfigError
-from policies.engines.weights import pack, share_of
+from policies.engines.weights import pack
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,7 @@ class Pieces:
     def publish(self, version: int, tensors: Tensors) -> list[Part]:
         written = []
         for rank, transport in enumerate(self.ranks):
-            own = share_of(tensors.items(), rank, len(self.ranks))
+            own = shards_of(tensors, rank, len(self.ranks))
             written += [pickle.loads(pickle.dumps(each)) for each in transport.publish(version, own, rank)]
         return kept(self.store, version, written)
 
@@ -141,7 +142,7 @@ def damaged(published: list[Part], version: int, name: str) -> list[Part]:
     parts = []
     for part in published:
         if part.bucket is not None and part.version == version:
-            tensors = {key: tensor.clone() for key, tensor in part.bucket.tensors()}
+            tensors = {key: tensor.clone() for key, tensor in part.bucket.shards()}
             if name in tensors:
                 _bytes(tensors[name])[-2] ^= 1
             part = part._replace(bucket=next(pack(tensors.items())))
@@ -153,9 +154,9 @@ def damaged(published: list[Part], version: int, name: str) -> list[Part]:
 def test_wrong_checksum_names_version_and_weight(end: str) -> None:
     pieces = Pieces()
     pieces.publish(7, weights(0))
-    published = damaged(pieces.publish(8, weights(1)), 8, f"matrix|{end}")
+    published = damaged(pieces.publish(8, weights(1)), 8, f"matrix|0/500|{end}")
     engine = RecordingEngine()
-    with pytest.raises(WeightTransportError, match=r"Version 8 .* matrix than was published.*run\.resume"):
+    with pytest.raises(WeightTransportError, match=r"Version 8 .* matrix\|0/500 than .*run\.resume"):
         asyncio.run(DeltaTransport().fetch(8, published, engine))
     assert engine.version == 0, "nothing of it was loaded"
 
@@ -164,7 +165,7 @@ def test_changes_to_another_whole_version_are_not_applied() -> None:
     pieces = Pieces()
     pieces.publish(1, weights(0))
     other = [*Pieces().publish(1, weights(3)), *(e for e in pieces.publish(2, weights(1)) if e.version == 2)]
-    with pytest.raises(WeightTransportError, match=r"Version 2 .* matrix than was published"):
+    with pytest.raises(WeightTransportError, match=r"Version 2 .* matrix\|0/\d+ than was published"):
         fetched(DeltaTransport(), 2, other)
 
 
@@ -210,13 +211,3 @@ def test_weights_of_float32_and_no_interval_are_refused() -> None:
     for number in (0, 2.5, "x"):
         with pytest.raises(ConfigError, match=rf"server\.weights\.whole_every={number} has to be a whole"):
             make_transport({"transport": "deltas", "whole_every": number}, "runs/a", "training")
-
-
-def test_ranks_share_the_weights_by_bytes() -> None:
-    import torch
-
-    tensors = [(str(size), torch.empty(size)) for size in (50, 7, 9, 40, 3, 60, 1, 20)]
-    shares = [list(share_of(iter(tensors), rank, 3)) for rank in range(3)]
-    assert sorted(name for share in shares for name, _ in share) == sorted(name for name, _ in tensors)
-    assert max(sum(each.numel() for _, each in share) for share in shares) <= 190 / 3 + 60
-    assert all(shares)

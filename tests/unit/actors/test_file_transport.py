@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ray.exceptions import ObjectLostError
 from recording_engine import RecordingEngine, Tensors
+from weight_shards import shards_of
 
 from actors.weights import follower
 from actors.weights.files import MANIFEST, FileTransport
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransportError, make_transport
-from environments.errors import ConfigError, PartLostError
+from environments.errors import ConfigError, PartLostError, WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +42,14 @@ def weights(seed: int) -> Tensors:
 
 
 def publish(transport: FileTransport, version: int) -> str:
-    """Publish ``weights(version)`` from two ranks; return their location."""
-    assert transport.publish(version, weights(version).items(), rank=1) == []
-    (location,) = transport.publish(version, weights(version).items(), rank=0)
-    return transport.keep_at(version, location)
+    """Publish ``weights(version)`` from one rank; return their location."""
+    (location,) = transport.keep_at(version, transport.publish(version, weights(version).items(), rank=0))
+    return location
 
 
-def fetched(transport: FileTransport, version: int, location: str) -> Tensors:
+def fetched(transport: FileTransport, version: int, *locations: str) -> Tensors:
     engine = RecordingEngine()
-    asyncio.run(transport.fetch(version, [location], engine))
+    asyncio.run(transport.fetch(version, locations, engine))
     assert engine.version == version
     return engine.loaded
 
@@ -57,7 +57,7 @@ def fetched(transport: FileTransport, version: int, location: str) -> Tensors:
 def assert_equal(found: Tensors, expected: Tensors) -> None:
     import torch
 
-    assert list(found) == list(expected)
+    assert sorted(found) == sorted(expected)
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
 
@@ -84,20 +84,35 @@ def test_replica_reads_what_learner_has_written_to_last_bit(transport: FileTrans
     assert_equal(fetched(there, 3, location), weights(3))
 
 
+def publish_by_ranks(transport: FileTransport, version: int, num_ranks: int) -> list[str]:
+    locations: list[str] = []
+    for rank in range(num_ranks):
+        locations += transport.publish(version, shards_of(weights(version), rank, num_ranks), rank)
+    return transport.keep_at(version, locations)
+
+
 def test_newest_two_versions_are_kept_and_nothing_of_others(transport: FileTransport, folder: Path) -> None:
     for version in (8, 9, 10, 11):
-        publish(transport, version)
-    assert sorted(path.name for path in folder.iterdir()) == ["run.txt", "version-000010", "version-000011"]
+        publish_by_ranks(transport, version, 2)
+    names = [f"version-0000{version}-0000{rank}" for version in (10, 11) for rank in (0, 1)]
+    assert sorted(path.name for path in folder.iterdir()) == ["run.txt", *names]
+
+
+def test_shards_of_seven_ranks_make_the_weights_of_all(transport: FileTransport) -> None:
+    locations = publish_by_ranks(transport, 3, 7)  # a matrix of 5 rows: two of them have none of it
+    assert_equal(fetched(transport, 3, *locations), weights(3))
+    with pytest.raises(WeightsError, match=r"have 28 of the 33 rows of half: .* shards of every rank"):
+        fetched(transport, 3, *locations[1:])
 
 
 def test_version_that_evaluation_has_pinned_outlives_training_s(
     transport: FileTransport, tmp_path: Path
 ) -> None:
     pinning = FileTransport(str(tmp_path / "run" / "weights_evaluation"))
-    pinned = pinning.keep_at(1, publish(transport, 1))
+    pinned = pinning.keep_at(1, publish_by_ranks(transport, 1, 2))
     for version in (2, 3, 4):
         publish(transport, version)
-    assert_equal(fetched(pinning, 1, pinned), weights(1))
+    assert_equal(fetched(pinning, 1, *pinned), weights(1))
 
 
 def flip_a_bit(path: Path) -> None:
@@ -154,17 +169,17 @@ def test_what_killed_process_has_left_is_deleted_at_next_start(
     transport: FileTransport, folder: Path
 ) -> None:
     publish(transport, 7)
-    shutil.copytree(folder / "version-000007", folder / ".unfinished-1")
+    shutil.copytree(folder / "version-000007-00000", folder / ".unfinished-1")
     FileTransport(str(folder))
     assert [path.name for path in folder.iterdir()] == ["run.txt"]
 
 
 def test_version_published_again_replaces_one_no_store_knows(transport: FileTransport, folder: Path) -> None:
-    (folder / ".unfinished-of-a-killed-rank").mkdir()
+    (folder / ".unfinished-0-of-a-killed-rank").mkdir()
     transport.publish(7, weights(1).items(), rank=0)  # and then another rank dies
     (location,) = transport.publish(7, weights(2).items(), rank=0)
-    assert_equal(fetched(transport, 7, transport.keep_at(7, location)), weights(2))
-    assert sorted(each.name for each in folder.iterdir()) == ["run.txt", "version-000007"]
+    assert_equal(fetched(transport, 7, *transport.keep_at(7, [location])), weights(2))
+    assert sorted(each.name for each in folder.iterdir()) == ["run.txt", "version-000007-00000"]
 
 
 def test_full_disk_is_error_that_names_folder_and_remedy(transport: FileTransport, folder: Path) -> None:
@@ -177,8 +192,8 @@ def test_full_disk_is_error_that_names_folder_and_remedy(transport: FileTranspor
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(folder) in str(raised.value)
-    assert sorted(path.name for path in folder.iterdir()) == ["run.txt", "version-000001"]
-    assert_equal(fetched(transport, 1, str(folder / "version-000001")), weights(1))
+    assert sorted(path.name for path in folder.iterdir()) == ["run.txt", "version-000001-00000"]
+    assert_equal(fetched(transport, 1, str(folder / "version-000001-00000")), weights(1))
 
 
 def test_folder_that_cannot_be_made_names_itself_and_a_remedy(tmp_path: Path) -> None:

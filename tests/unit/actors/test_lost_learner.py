@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,62 +56,6 @@ def test_weights_travel_in_the_dtype_of_the_engines() -> None:
     assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
     assert [each for _, each in narrowed(tensors, torch.float32)] == [each for _, each in tensors]
     assert [each for _, each in narrowed(tensors, None)] == [each for _, each in tensors]
-
-
-def test_publish_that_fails_at_a_cast_gathers_the_rest(verl_on_cpu: None) -> None:
-    """Else the other ranks, which take part in the gathering of each tensor, would hang."""
-    import torch
-
-    from actors.learning.publishing_learner import PublishingLearner
-    from actors.weights.object_store import ObjectStoreTransport
-
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("2 GiB wanted")
-
-    class Learner(PublishingLearner):
-        rank, world_size = 0, 1
-
-        def __init__(self) -> None:
-            self._transport, self._dtype, self.num_gathered = ObjectStoreTransport(), torch.bfloat16, 0
-
-        def weights(self) -> Iterator[tuple[str, Any]]:
-            for name in "abc":
-                self.num_gathered += 1
-                yield (
-                    name,
-                    SimpleNamespace(
-                        is_floating_point=lambda: True, itemsize=4, nbytes=4, dim=lambda: 2, to=full
-                    ),
-                )
-
-    learner = Learner()
-    with pytest.raises(torch.OutOfMemoryError):
-        list(learner.publish_weights(1))
-    assert learner.num_gathered == 3
-
-
-@pytest.mark.parametrize(("by_all_ranks", "expected"), [(False, [["abc"], []]), (True, [["ac"], ["b"]])])
-def test_pieces_of_other_ranks_count_where_each_writes_a_share(
-    verl_on_cpu: None, by_all_ranks: bool, expected: list[list[str]]
-) -> None:
-    """A transport of a user's own may return pieces on every rank."""
-    from actors.learning.publishing_learner import PublishingLearner
-
-    class Transport:
-        def publish(self, version: int, tensors: Iterable[tuple[str, Any]], rank: int) -> list[str]:
-            return ["".join(name for name, _ in tensors)]
-
-    class Learner(PublishingLearner):
-        rank, world_size = 0, 2
-
-        def __init__(self, rank: int) -> None:
-            self.rank, self._dtype, self._transport = rank, None, Transport()  # type: ignore[assignment]
-            self._transport.by_all_ranks = by_all_ranks  # type: ignore[misc]
-
-        def weights(self) -> Iterator[tuple[str, Any]]:
-            return ((name, SimpleNamespace(nbytes=4)) for name in "abc")
-
-    assert [list(Learner(rank).publish_weights(1)) for rank in (0, 1)] == expected
 
 
 class RankOfAList(RankWorker):
