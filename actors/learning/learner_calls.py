@@ -49,8 +49,11 @@ class PolicyCalls(RankCalls, Protocol):
     def logprobs(self, batch: TrainBatch, /) -> list[list[float]]:
         """Log-probability of each response token."""
 
+    def begin_publish(self) -> None:
+        """Copy the weights, for ``publish_weights``."""
+
     def publish_weights(self, version: int, /) -> Iterator[Any]:
-        """Write the weights where replicas find them; yield the pieces."""
+        """Write the copy where replicas find it; yield the pieces. Called beside other work."""
 
     def schedule(self, /) -> dict[str, Any]:
         """The state of the learning rate's schedule."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,8 +17,10 @@ from ray.exceptions import RayTaskError
 
 from actors.learning.learner_calls import CriticCalls, PolicyCalls
 from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create_placement_group
+from actors.ray_tools.background import in_background
 from actors.weights.store import PublishedWeights
 from environments.disk import FileDigest
+from environments.errors import LearnerLostError
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_optimizer
@@ -92,11 +96,14 @@ class LearnerGroup:
         self._store = store
         self._schedule: dict[str, Any] = {}
         """State of the learning rate's schedule at this phase's last publish; empty before it."""
+        self._publish: Future[None] | None = None
+        """The newest version on its way to the store, or there."""
 
     # -- learning ------------------------------------------------------------------------------------
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
+        self._finish_publish()
         self._schedule = {}
         begun = [self._policy.begin(PolicyCalls.begin_phase, optimizer, num_schedule_steps)]
         if self._critic is not None:
@@ -145,13 +152,20 @@ class LearnerGroup:
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
-        """Make the present weights the newest version in the store, adapters merged."""
-        pieces = self._policy.stream(PolicyCalls.publish_weights, version)
+        """Copy the present weights, adapters merged, and make them the newest version in the store beside the
+        learner's next work. Raises the error of the publish before.
+        """
+        self._finish_publish()
+        self._policy.call(PolicyCalls.begin_publish)
         schedule = self._policy.call(PolicyCalls.schedule)
+        self._publish = in_background(partial(self._publish_copy, version, schedule), f"publish {version}")
+
+    def _publish_copy(self, version: int, schedule: dict[str, Any]) -> None:
+        pieces = self._policy.stream(PolicyCalls.publish_weights, version)
         try:
             ray.get(self._store.publish.remote(version, pieces))
         except RayTaskError:  # mostly: a node was lost, and the pieces with it
-            self.check_ranks()
+            self._policy.check_ranks()
             raise
         self._schedule = schedule  # not before: until then the newest version, and its schedule, is another
 
@@ -196,10 +210,12 @@ class LearnerGroup:
 
         Raises:
             As ``load`` does; ``WeightTransportError`` if the weights cannot be read, ``LearnerLostError`` if
-            they are published in another form than the learner holds them in.
+            they are published in another form than the learner holds them in, or were lost with it.
         """
         for group in self._groups:
             group.start_anew(optimizer, num_schedule_steps)
+        if self._publish is not None and (failure := self._publish.exception()) is not None:
+            raise LearnerLostError("The learner was lost before its newest weights were there.") from failure
         self.load(folder)
         published: PublishedWeights | None = ray.get(self._store.newest.remote())
         if published is None:
@@ -208,9 +224,16 @@ class LearnerGroup:
         return published.version
 
     def check_ranks(self) -> None:
-        """Raise if a rank has died or hangs. For times without another call, which would raise too."""
+        """Raise if a rank has died or hangs, or the newest version cannot be published; return when it is in
+        the store. For times without another call, which would raise too.
+        """
         for group in self._groups:
             group.check_ranks()
+        self._finish_publish()
+
+    def _finish_publish(self) -> None:
+        if self._publish is not None:
+            self._publish.result()
 
     def close(self) -> None:
         """End the workers and give back their resources."""

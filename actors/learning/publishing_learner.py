@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,11 +34,17 @@ class PublishingLearner(VerlLearner):
         self._transport: WeightTransport = ray.get(store.transport.remote())
         self._transport.open()
         self._dtype = None if engine_dtype is None else getattr(torch, engine_dtype)
+        self._copy: deque[tuple[str, torch.Tensor]] = deque()
         super().__init__(**arguments)
 
+    def begin_publish(self) -> None:
+        """Copy this rank's shards of the present weights as the engines hold them."""
+        self._copy = deque(narrowed(self.weights(), self._dtype))
+
     def publish_weights(self, version: int) -> Iterator[Any]:
-        """Write this rank's shards of the present weights as the engines hold them; yield the pieces."""
-        yield from self._transport.publish(version, narrowed(self.weights(), self._dtype), self.rank)
+        """Write the copy, which goes with it; yield the pieces. The rank may learn meanwhile."""
+        shards = (self._copy.popleft() for _ in range(len(self._copy)))
+        yield from self._transport.publish(version, shards, self.rank)
 
     @on_all_ranks
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:

@@ -32,8 +32,8 @@ from policies.settings import node_labels, node_resources
 if TYPE_CHECKING:
     from actors.learning.learner_calls import CriticCalls, PolicyCalls, RankCalls
 
-DISK = "disk"
-"""Ray's group of the calls that go on beside a rank's work."""
+DISK, PUBLISH = "disk", "publish"
+"""Ray's groups of the calls that go on beside a rank's work."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -100,8 +100,9 @@ class RankWorker(ABC):
         with self._at_work():
             return methodcaller(method, *args)(self._model)
 
+    @ray.method(concurrency_group=PUBLISH)
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
-        """Call ``method`` as ``work`` does, and yield what it yields. ``end_stream`` raises its error."""
+        """Call ``method`` beside other work, and yield what it yields. ``end_stream`` raises its error."""
         try:
             with self._at_work():
                 # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
@@ -110,6 +111,7 @@ class RankWorker(ABC):
         except Exception as error:  # noqa: BLE001  # Ray would take it for the last of what was yielded
             self._failure = error
 
+    @ray.method(concurrency_group=PUBLISH)
     def end_stream(self) -> None:
         """Raise the error of the ``stream`` before this call, if it had one."""
         failure, self._failure = self._failure, None
@@ -225,7 +227,7 @@ class RankGroup:
 
     def _start(self) -> None:
         settings = self._settings
-        actor_class = ray.remote(concurrency_groups={DISK: 1})(self._worker)
+        actor_class = ray.remote(concurrency_groups={DISK: 1, PUBLISH: 1})(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
         devices = {} if settings.device == "cpu" else {"num_gpus": self._num_gpus}
         self._ranks = [
@@ -296,12 +298,11 @@ class RankGroup:
     def stream(
         self, method: Callable[Concatenate[Any, P], Iterator[Any]], *args: P.args, **none: P.kwargs
     ) -> list[ray.ObjectRef]:
-        """References to what the ranks have yielded, the first one's first, when all are done. Raises as
-        ``call`` does.
+        """References to what the ranks have yielded beside other work, the first one's first, when all are
+        done. Raises as ``call`` does.
 
         The objects lie where their rank is, and belong to this process: they outlive the rank.
         """
-        self._be_ready()
         streams = [
             rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
             for rank in self._ranks

@@ -53,6 +53,7 @@ class Milestones:
                 evaluate = self._evaluation_due()
                 save = save or self.checkpoint_due() or (evaluate and keeps_best)
                 if evaluate:  # one of this step may have been under way
+                    self.learner.check_ranks()  # returns when this version is in the store
                     evaluator.begin(progress.step, progress.version)
                     is_last = progress.step >= self.num_updates or self._is_last(progress.step)
                     evaluation = evaluator.collect(wait=is_last)

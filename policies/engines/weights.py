@@ -94,13 +94,14 @@ class WholeTensors(Mapping[str, "torch.Tensor"]):
 def narrowed(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Cast the matrices of floating-point numbers that are wider than ``dtype``; none if that is None.
+    """Copies in host memory, matrices of floating-point numbers cast if they are wider than ``dtype``.
 
-    Vectors stay: engines hold some in float32 whatever their dtype is, such as a router's corrections.
+    Vectors keep theirs: engines hold some in float32 whatever their dtype is, such as a router's corrections.
     """
     for name, tensor in tensors:
         is_wider = dtype is not None and tensor.is_floating_point() and tensor.itemsize > dtype.itemsize
-        yield name, tensor.to(dtype) if is_wider and tensor.dim() > 1 else tensor
+        own = dtype if is_wider and tensor.dim() > 1 else tensor.dtype
+        yield name, tensor.detach().to("cpu", own, copy=True)
 
 
 def pack(

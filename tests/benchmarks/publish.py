@@ -1,4 +1,4 @@
-"""Seconds from the call of ``LearnerGroup.publish`` until every replica serves it, and bytes on the way.
+"""Seconds for which ``LearnerGroup.publish`` holds the learner, then until all replicas serve it, and bytes.
 
     python tests/benchmarks/publish.py [--models smollm2-135m-instruct] [--dtype bfloat16] [--ranks 2]
 
