@@ -1,13 +1,15 @@
 """Which process saturates first, by pairs, replicas and nodes: the real classes in a simulated cluster.
 
-    python tests/benchmarks/scaling.py [--pairs 64,10000] [--replicas 4,128] [--nodes 2,200] [--plot FILE]
+    python tests/benchmarks/scaling.py [--pairs 64,10000] [--replicas 4,128] [--nodes 2,200]
+        [--rows .github/scaling.json] [--plot .github/scaling.png]
 
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
 replica, and a publish after each update. The CPU time of each process is measured over three updates: its
 own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
 
-Sizes are left out at which a pair would have less than 0.2 seconds for a turn.
+Sizes are left out at which a pair would have less than 0.2 seconds for a turn. ``--rows`` keeps the others as
+they are measured: tables and plot are of all that it has, and none is measured again.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import argparse
 import asyncio
 import gc
 import itertools
+import json
+import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from report import Report
@@ -81,15 +86,52 @@ class Measured:
                 seconds += used / max(1, usage.calls[STREAM, own]) * rate / self.turns
         return seconds / usage.num_processes[role]
 
-    def saturation(self) -> tuple[str, float]:
-        """The process that saturates first, and at how many replicas, if all grows with their number."""
-        role = max(CENTRAL, key=self.share)
-        return role, self.replicas / self.share(role)
+    def row(self) -> Row:
+        """The row of both tables."""
+        usage = self.usage
+        num_rollouts, num_requests = usage.calls[STREAM, "put"], usage.calls[SAMPLER, "sample"]
+        costs = (
+            f"{1e6 * self.start / self.pairs:.0f}",
+            self.micro(FLEET, "resize", num_rollouts),
+            self.micro(FLEET, "record_turn"),
+            self.micro(SAMPLER, "sample"),
+            self.micro(SAMPLER, "poll"),
+            f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
+            self.micro(DIRECTORY, "samplers_of"),
+            self.micro(STREAM, "put", num_rollouts),
+            self.micro(DRIVER, "", usage.calls[STREAM, "get"]),
+        )
+        shares = {role: self.share(role) for role in CENTRAL}
+        return Row(self.pairs, self.replicas, self.nodes, self.turns, os.getloadavg()[0], costs, shares)
 
     def micro(self, role: str, method: str, count: float = 0) -> str:
         """Microseconds of a call of ``method``, or of each of ``count``."""
         count = count or self.usage.calls[role, method]
         return f"{1e6 * self.usage.cpu[role, method] / count:.0f}" if count else "-"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A size in the tables."""
+
+    pairs: int
+    replicas: int
+    nodes: int
+    turns: int
+    load: float
+    """Average of the machine when it was measured."""
+    costs: Sequence[str]
+    shares: Mapping[str, float]
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """Arguments of ``simulate``."""
+        return self.pairs, self.replicas, self.nodes, self.turns
+
+    def saturation(self) -> str:
+        """The process that saturates first, and at how many replicas, if all grows with their number."""
+        role = max(self.shares, key=self.shares.__getitem__)
+        return f"{role}, {self.replicas / self.shares[role]:.0f}"
 
 
 async def measured(
@@ -151,19 +193,19 @@ def simulate(
     return Measured(pairs, replicas, nodes, start, usage, turns)
 
 
-def draw(sizes: list[Measured], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """A panel for each number of nodes: the share of a core by replicas, of each process."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = sorted({each.nodes for each in sizes})
+    panels = sorted({each.nodes for each in rows})
     figure, axes = plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(3.8 * len(panels), 3.6))
     for nodes, panel in zip(panels, axes[0], strict=True):
-        most = {each.replicas: each for each in sorted(sizes, key=lambda e: e.pairs) if each.nodes == nodes}
+        most = {each.replicas: each for each in sorted(rows, key=lambda e: e.pairs) if each.nodes == nodes}
         for role in CENTRAL:
-            shares = [max(1e-4, most[number].share(role)) for number in sorted(most)]
+            shares = [max(1e-4, most[number].shares[role]) for number in sorted(most)]
             panel.loglog(sorted(most), shares, marker="o", label=role)
         panel.axhline(1.0, ls="--", color="#777777")
         panel.axhline(0.5, ls=":", color="#777777")
@@ -182,6 +224,7 @@ def main() -> None:
     parser.add_argument("--replicas", default="4,32,128")
     parser.add_argument("--nodes", default="2,32,200")
     parser.add_argument("--turns", type=int, default=4, help="of a rollout")
+    parser.add_argument("--rows", type=Path, help="file of the sizes that were measured before, and of these")
     parser.add_argument("--plot", type=Path, help="draw the shares into this file")
     arguments = parser.parse_args()
     numbers = [
@@ -198,40 +241,33 @@ def main() -> None:
     )
     shares = Report(
         f"Share of a core of each, at {REQUESTS:g} requests a second and replica",
-        ("pairs x replicas x nodes", *CENTRAL, "first to saturate, at replicas"),
+        ("pairs x replicas x nodes", *CENTRAL, "first to saturate, at replicas", "load average"),
     )
-    sizes = []
+    rows = []
+    if arguments.rows and arguments.rows.exists():
+        rows = [Row(**each) for each in json.loads(arguments.rows.read_text(encoding="utf-8"))]
     with tempfile.TemporaryDirectory() as folder:
         messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": REPLY}]
         build_tokenizer([messages]).save_pretrained(folder)
         tokenizer = load_tokenizer(folder)
-        for pairs, replicas, nodes in itertools.product(*numbers):
-            if pairs / replicas / REQUESTS < LEAST_TURN_SECONDS:
+        for size in itertools.product(*numbers, [arguments.turns]):
+            pairs, replicas, *_ = size
+            if pairs / replicas / REQUESTS < LEAST_TURN_SECONDS or size in {each.size for each in rows}:
                 continue
-            each = simulate(pairs, replicas, nodes, arguments.turns, tokenizer)
-            sizes.append(each)
-            usage, name = each.usage, f"{pairs} x {replicas} x {nodes}"
-            num_rollouts, num_requests = usage.calls[STREAM, "put"], usage.calls[SAMPLER, "sample"]
-            costs.add(
-                name,
-                f"{1e6 * each.start / pairs:.0f}",
-                each.micro(FLEET, "resize", num_rollouts),
-                each.micro(FLEET, "record_turn"),
-                each.micro(SAMPLER, "sample"),
-                each.micro(SAMPLER, "poll"),
-                f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
-                each.micro(DIRECTORY, "samplers_of"),
-                each.micro(STREAM, "put", num_rollouts),
-                each.micro(DRIVER, "", usage.calls[STREAM, "get"]),
-            )
-            role, most = each.saturation()
-            cells = (f"{each.share(of):.3f}" for of in CENTRAL)
-            shares.add(name, *cells, f"{role}, {most:.0f}")
-            print(name, flush=True)
+            rows.append(simulate(*size, tokenizer).row())
+            print(*size, sep=" x ", flush=True)
+            if arguments.rows:
+                text = json.dumps([asdict(each) for each in rows], indent=1)
+                arguments.rows.write_text(text, encoding="utf-8")
+    rows = [each for each in rows if each.turns == arguments.turns]
+    for row in sorted(rows, key=lambda each: each.size):
+        name = f"{row.pairs} x {row.replicas} x {row.nodes}"
+        costs.add(name, *row.costs)
+        shares.add(name, *(f"{row.shares[of]:.3f}" for of in CENTRAL), row.saturation(), f"{row.load:.1f}")
     costs.print()
     shares.print()
     if arguments.plot:
-        draw(sizes, arguments.plot)
+        draw(rows, arguments.plot)
 
 
 if __name__ == "__main__":
