@@ -13,6 +13,7 @@ from machine import free_port
 from torch.distributed.tensor import DTensor
 from transformers_reference import weights_of
 from two_ranks import on_two_ranks
+from whole_batches import WholeBatches
 
 from environments.errors import ConfigError
 from policies.learning.algorithms import resolve
@@ -56,7 +57,7 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
     from policies.learning.verl.learner import VerlLearner
 
     for kind in KINDS:
-        worker = (
+        worker = WholeBatches(
             VerlCritic(str(model), LearnerConfig(), 100, 1)
             if kind == "critic"
             else VerlLearner(str(model), POLICIES[kind], resolve(WITH_REFERENCE, RESPONSE_TOKENS), 100, 1)
