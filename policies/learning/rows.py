@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,9 @@ Row = list[Branch]
 def plan_rows(sequences: Iterable[Sequence[int]], most: int, pairs: int) -> list[Row]:
     """Return which samples make up each row, in the order of each row's first sample.
 
+    Of all divisions of the samples in the order of their ids it is the one that costs least: its tokens, of
+    which those that two rows have in common count twice, and one for each ``pairs`` of tokens off every path.
+
     Args:
         sequences: token ids of each sample.
         most: tokens of a row, and of each sample.
@@ -45,19 +48,36 @@ def plan_rows(sequences: Iterable[Sequence[int]], most: int, pairs: int) -> list
         return [[Branch(index, 0, len(ids))] for index, ids in enumerate(sequences)]
     ids = [np.asarray(each, dtype=">u4") for each in sequences]  # whose bytes sort as the ids do
     order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
+    common = [0, *(_num_common(ids[one], ids[other]) for one, other in pairwise(order))]
+    branches = [
+        Branch(index, shared, len(ids[index]) - shared) for index, shared in zip(order, common, strict=True)
+    ]
     rows: list[Row] = []
-    before, size = ids[order[0]][:0], 0
-    for index in order:
-        shared = _num_common(before, ids[index])
-        before, own = ids[index], len(ids[index]) - shared
-        num_off_path = min(size - shared, BLOCK) * own
-        if shared and size + own <= most and num_off_path <= pairs * shared:
-            rows[-1].append(Branch(index, shared, own))
-            size += own
-        else:
-            rows.append([Branch(index, shared, own)])
-            size = shared + own
+    end, begins = len(branches), _cheapest_begins(branches, most, pairs)
+    while end:
+        rows.append(branches[begins[end] : end])
+        end = begins[end]
     return sorted(rows, key=lambda row: min(branch.sample for branch in row))
+
+
+def _cheapest_begins(branches: Sequence[Branch], most: int, pairs: int) -> list[int]:
+    """Beginning of the last of the rows that are cheapest, by the number of first branches."""
+    cost = np.zeros(len(branches) + 1)  # of the branches before this one
+    begins = [0] * (len(branches) + 1)
+    size, off_path = np.zeros(len(branches), dtype=int), np.zeros(len(branches))
+    """Tokens of a row from each branch on, and its pairs off every path."""
+    first = 0  # from where on a row may begin
+    for end, (_, shared, own) in enumerate(branches):
+        if not shared:
+            first = end
+        off_path[first:end] += np.minimum(size[first:end] - shared, BLOCK) * own
+        size[first:end] += own
+        size[end] = shared + own
+        first += int((size[first : end + 1] > most).sum())
+        costs = (cost[:-1] + size + off_path / pairs)[first : end + 1]
+        begins[end + 1] = first + int(costs.argmin())
+        cost[end + 1] = costs.min()
+    return begins
 
 
 def _num_common(first: np.ndarray, second: np.ndarray) -> int:

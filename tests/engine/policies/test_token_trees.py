@@ -27,46 +27,6 @@ ANY = 10**9
 """Enough tokens, or pairs, for whatever is shared here."""
 
 
-def samples_of(plan: Sequence[Sequence[Any]]) -> list[list[int]]:
-    return [[branch.sample for branch in row] for row in plan]
-
-
-# -- which samples share a row -------------------------------------------------------------------------
-
-
-def test_samples_with_a_common_beginning_share_a_row() -> None:
-    from policies.learning.rows import num_tokens, plan_rows
-
-    first, second = [1] * 100, [2] * 100
-    rows = plan_rows([[*first, 7], [*second, 8], [*first, 5], [*first, 5, 6], [3, 1]], 1000, PAIRS)
-    assert samples_of(rows) == [[2, 3, 0], [1], [4]]
-    assert [num_tokens(row) for row in rows] == [103, 101, 2]
-    assert samples_of(plan_rows([first, first], 1000, pairs=0)) == [[0], [1]]
-
-
-def test_row_ends_where_it_would_cost_more_than_two() -> None:
-    from policies.learning.rows import BLOCK, plan_rows
-
-    def answers(length: int, number: int) -> list[list[int]]:
-        return [[1] * 300 + [token] * length for token in range(2, 2 + number)]
-
-    assert samples_of(plan_rows(answers(50, 4), 400, PAIRS)) == [[0, 1], [2, 3]]
-    long = PAIRS * 300 // BLOCK
-    assert long > BLOCK
-    assert samples_of(plan_rows(answers(long, 2), 10_000, PAIRS)) == [[0, 1]]
-    assert samples_of(plan_rows(answers(long + 1, 2), 10_000, PAIRS)) == [[0], [1]]
-
-
-def test_halves_of_a_row_are_cut_where_the_tree_is_thin() -> None:
-    from policies.learning.rows import halves, num_tokens, plan_rows
-
-    sequences = [[1, 1, 2, 2, 2, 2, end] for end in range(4)] + [[1, 3, 3, 3, 3, end] for end in range(4)]
-    (row,) = plan_rows(sequences, ANY, ANY)
-    parts = halves(row)
-    assert samples_of(parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [num_tokens(part) for part in parts] == [10, 9]
-
-
 # -- what each token sees ------------------------------------------------------------------------------
 
 
