@@ -104,10 +104,8 @@ def _num_bytes_to_ranks(batch: TrainBatch) -> int:
         )
         for each in batch.samples
     )
-    learned = division.shards(0, [replace(batch, samples=credited)], [*POLICY_COLUMNS, *OLD_LOGPROBS])
-    return sum(
-        len(pickle.dumps(each)) for each in (division.ids(0), division.shards(0, [batch], ()), learned)
-    )
+    learned = division.shards([replace(batch, samples=credited)], [*POLICY_COLUMNS, *OLD_LOGPROBS])
+    return sum(len(pickle.dumps(each)) for each in (division.ids(0), division.shards([batch], ()), learned))
 
 
 def measure(trajectory: Trajectory) -> Bytes:

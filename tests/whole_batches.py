@@ -22,9 +22,8 @@ def shards(
 ) -> list[RankShard]:
     """The shards of all ranks, whole, with these columns."""
     division = Division([batch], num_ranks, max_tokens, pairs)
-    return [
-        division.shards(rank, [batch], columns)[0].with_ids(division.ids(rank)) for rank in range(num_ranks)
-    ]
+    made = enumerate(division.shards([batch], columns))
+    return [own.with_ids(division.ids(rank)) for rank, [own] in made]
 
 
 class WholeBatches:
@@ -76,4 +75,4 @@ class WholeBatches:
         rank, most = dist.get_rank(), self._whole._learner.micro_batch_tokens
         division = Division(batches, dist.get_world_size(), most, self._whole.pairs_per_token)
         ids = division.ids(rank)
-        return division, [each.with_ids(ids) for each in division.shards(rank, batches, [*columns])]
+        return division, [each.with_ids(ids) for each in division.shards(batches, [*columns])[rank]]

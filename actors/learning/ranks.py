@@ -353,10 +353,8 @@ class RankGroup:
     def _work_on(
         self, method: str, sent: Sent, batches: Sequence[TrainBatch], columns: Sequence[str], keeps: bool
     ) -> list[ray.ObjectRef]:
-        return [
-            rank.work_on.remote(method, [ids], sent.division.shards(number, batches, columns), keeps)
-            for number, (rank, ids) in enumerate(zip(self._ranks, sent.ids, strict=True))
-        ]
+        parts = zip(self._ranks, sent.ids, sent.division.shards(batches, columns), strict=True)
+        return [rank.work_on.remote(method, [ids], shards, keeps) for rank, ids, shards in parts]
 
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         """Have all ranks copy their state, and write it to ``folder`` beside their work.

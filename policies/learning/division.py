@@ -121,32 +121,38 @@ class Division:
             found.append(ids)
         return found
 
-    def shards(self, rank: int, batches: Sequence[TrainBatch], columns: Sequence[str]) -> list[RankShard]:
-        """The shards of ``rank`` with these columns, and without their ids."""
-        own = {id(each): each for each in batches}  # one that comes several times is pickled once
-        made = {name: self._shard(rank, each, columns) for name, each in own.items()}
-        return [made[id(each)] for each in batches]
+    def shards(self, batches: Sequence[TrainBatch], columns: Sequence[str]) -> list[list[RankShard]]:
+        """The shards of each rank with these columns, and without their ids."""
+        distinct = {id(each): each for each in batches}  # one that comes several times is pickled once
+        made = {name: self._shards(each, columns) for name, each in distinct.items()}
+        return [list(own) for own in zip(*(made[id(each)] for each in batches), strict=True)]
 
-    def _shard(self, rank: int, batch: TrainBatch, columns: Sequence[str]) -> RankShard:
-        place = self._places[_key(batch)]
-        rows, sizes = self._rows[place][rank], Counter[str]()
+    def _shards(self, batch: TrainBatch, columns: Sequence[str]) -> list[RankShard]:
+        place, sizes = self._places[_key(batch)], Counter[str]()
         for sample in batch.samples:
             sizes[_trajectory(sample)] += sample.num_sampled_tokens
-        samples = _samples(batch, rows)
-        return RankShard(
-            place=place,
-            rows=rows,
-            samples=[_sent(sample, columns) for sample in samples],
-            trajectory_shares=[
+        is_scored = any(
+            len(stored(each, "old_logprobs")) for each in batch.samples if each.num_sampled_tokens
+        )
+        shards = []
+        for rows in self._rows[place]:
+            samples = _samples(batch, rows)
+            shares = [
                 each.num_sampled_tokens / sizes[_trajectory(each)] if each.num_sampled_tokens else 1.0
                 for each in samples
-            ],
-            num_trajectories=sum(1 for size in sizes.values() if size),
-            is_scored=any(
-                len(stored(each, "old_logprobs")) for each in batch.samples if each.num_sampled_tokens
-            ),
-            temperature=batch.temperature,
-        )
+            ]
+            shards.append(
+                RankShard(
+                    place=place,
+                    rows=rows,
+                    samples=[_sent(sample, columns) for sample in samples],
+                    trajectory_shares=shares,
+                    num_trajectories=sum(1 for size in sizes.values() if size),
+                    is_scored=is_scored,
+                    temperature=batch.temperature,
+                )
+            )
+        return shards
 
     def with_columns(
         self, batches: Sequence[TrainBatch], results: Sequence[Sequence[Columns]]

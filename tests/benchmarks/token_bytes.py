@@ -71,13 +71,13 @@ class Update:
         batches = self._timed("samples", lambda: make_batches(config, rollouts, ""))
         division = self._timed("to the ranks", lambda: Division(batches, 1, LONGEST, PAIRS_PER_TOKEN))
         self._timed("to the ranks", lambda: cloudpickle.dumps(division.ids(0)))
-        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(0, batches, ())))
+        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(batches, ())))
         scores = cloudpickle.dumps(self._scores(batches))
         scored = self._timed("from the ranks", lambda: division.with_columns(batches, [pickle.loads(scores)]))
         kl = KLController(algorithm)
         batches, _ = self._timed("credit", lambda: with_credit(algorithm, kl, selection.groups, scored))
         columns = [*policy_columns(algorithm), *OLD_LOGPROBS]
-        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(0, batches, columns)))
+        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(batches, columns)))
         advantages = self._timed(LOG, lambda: turn_advantages(batches))
         with tempfile.TemporaryDirectory() as folder:
             log = TrajectoryLog(Path(folder), 1)

@@ -83,7 +83,7 @@ def test_models_outputs_are_cut_to_response_and_keep_their_place() -> None:
         rows = [torch.tensor((*row.prompt_ids, *row.response_ids, -1)[1:]) for row in part.samples]
         outputs = responses(part, torch.nested.as_nested_tensor(rows, layout=torch.jagged))
         results.append([{"values": as_column(part, outputs)}])
-        assert division.shards(rank, [batch], ())[0].rows == part.rows
+        assert division.shards([batch], ())[rank][0].rows == part.rows
     [filled] = division.with_columns([batch], results)
     for sample in filled.samples:
         ids = zip(sample.response_ids, sample.loss_mask, strict=True)

@@ -25,7 +25,7 @@ def sizes(batch: TrainBatch, num_ranks: int) -> list[tuple[int, int]]:
     """Bytes that each rank gets once, and those of an update."""
     division = Division([batch], num_ranks, MOST, PAIRS)
     return [
-        (len(pickle.dumps(division.ids(rank))), len(pickle.dumps(division.shards(rank, [batch], COLUMNS))))
+        (len(pickle.dumps(division.ids(rank))), len(pickle.dumps(division.shards([batch], COLUMNS)[rank])))
         for rank in range(num_ranks)
     ]
 
@@ -44,7 +44,7 @@ def test_shards_hold_what_was_divided_each_sample_once() -> None:
     division = Division([batch], 2, 1000, PAIRS)
     found = {}
     for rank in range(2):
-        [shard] = pickle.loads(pickle.dumps(division.shards(rank, [batch], COLUMNS)))
+        [shard] = pickle.loads(pickle.dumps(division.shards([batch], COLUMNS)[rank]))
         whole = shard.with_ids(pickle.loads(pickle.dumps(division.ids(rank))))
         assert (whole.temperature, whole.num_trajectories, whole.is_scored) == (0.7, 9, True)
         found |= {each.sample_id: each for each in whole.samples}
