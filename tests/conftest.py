@@ -18,9 +18,10 @@ from learner_samples import RESPONSE_TOKENS, MakeRank
 from machine import free_port
 
 if TYPE_CHECKING:
+    from whole_batches import WholeBatches
+
     from environments.types import Message
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
-    from policies.learning.verl.learner import VerlLearner
 
 # Before anything imports transformers: a test that needs the network is a broken test.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -145,6 +146,8 @@ def process_group(verl_on_cpu: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
     """``make_rank(learner, algorithm, seed, model)``: a learner of one rank in this process, in 0.5 s."""
+    from whole_batches import WholeBatches
+
     from policies.learning.algorithms import resolve
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
     from policies.learning.verl.learner import VerlLearner
@@ -154,12 +157,12 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
         algorithm: AlgorithmConfig | None = None,
         seed: int = 0,
         model: Path = tiny_model,
-    ) -> VerlLearner:
+    ) -> WholeBatches:
         learner, algorithm = learner or LearnerConfig(), algorithm or AlgorithmConfig()
         resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
         with pytest.MonkeyPatch.context() as patch:
             _be_the_only_rank(patch)
-            return VerlLearner(str(model), learner, resolved, 100, seed)
+            return WholeBatches(VerlLearner(str(model), learner, resolved, 100, seed))
 
     return make
 
@@ -167,13 +170,15 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
 @pytest.fixture(scope="session")
 def make_critic_rank(process_group: None, tiny_model: Path) -> MakeRank:
     """``make_critic_rank(learner, seed, model)``: a critic of one rank in this process."""
+    from whole_batches import WholeBatches
+
     from policies.learning.settings import LearnerConfig
     from policies.learning.verl.critic import VerlCritic
 
-    def make(learner: LearnerConfig | None = None, seed: int = 0, model: Path = tiny_model) -> VerlCritic:
+    def make(learner: LearnerConfig | None = None, seed: int = 0, model: Path = tiny_model) -> WholeBatches:
         with pytest.MonkeyPatch.context() as patch:
             _be_the_only_rank(patch)
-            return VerlCritic(str(model), learner or LearnerConfig(), 100, seed)
+            return WholeBatches(VerlCritic(str(model), learner or LearnerConfig(), 100, seed))
 
     return make
 

@@ -7,10 +7,12 @@ import pickle
 import random
 import tracemalloc
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from environments.columns import stored
 from environments.data.trajectory_json import trajectory_to_json
 from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.learning.division import OLD_LOGPROBS, POLICY_COLUMNS, Division
 from policies.learning.samples import TrainBatch, training_samples
 
 KINDS = ("append-only", "stripped thoughts")
@@ -28,7 +30,7 @@ class Bytes:
     on_disk: float
     """In ``trajectories/``, and in ``ready.jsonl`` of a checkpoint."""
     to_ranks: float
-    """Of the pickled samples, before they are scored."""
+    """To a rank, to score it and to learn from it."""
 
 
 def play(kind: str, num_turns: int, answer_size: int = 100, observation_size: int = 100) -> Trajectory:
@@ -94,6 +96,18 @@ def num_unique_tokens(trajectory: Trajectory) -> int:
     return count
 
 
+def _num_bytes_to_ranks(batch: TrainBatch) -> int:
+    division = Division([batch], 1, 1 << 30, 1 << 30)
+    credited = tuple(
+        each.replaced(
+            **{name: stored(each, "rollout_logprobs")[:] for name in ("old_logprobs", "advantages")}
+        )
+        for each in batch.samples
+    )
+    learned = division.shards([replace(batch, samples=credited)], [*POLICY_COLUMNS, *OLD_LOGPROBS])
+    return sum(len(pickle.dumps(each)) for each in (division.ids(0), division.shards([batch], ()), learned))
+
+
 def measure(trajectory: Trajectory) -> Bytes:
     """Measure one trajectory as it reaches the driver: after a pickle."""
     num_tokens = num_unique_tokens(trajectory)
@@ -109,5 +123,5 @@ def measure(trajectory: Trajectory) -> Bytes:
         in_memory=in_memory / num_tokens,
         pickled=len(pickled) / num_tokens,
         on_disk=len(json.dumps(trajectory_to_json(arrived))) / num_tokens,
-        to_ranks=len(pickle.dumps(batch)) / num_tokens,
+        to_ranks=_num_bytes_to_ranks(batch) / num_tokens,
     )

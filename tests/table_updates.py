@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 from forked_world import Path, Policy, World, outcomes, play, trajectory
+from whole_batches import shards
 
 from environments.types import Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig
@@ -23,11 +24,12 @@ from launch.training.mini_batches import make_batches
 from launch.training.selection import Selection, place
 from launch.training.stages.reinforce import with_credit
 from policies.learning.algorithm import Algorithm
+from policies.learning.division import OLD_LOGPROBS, POLICY_COLUMNS
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import LearnerConfig
 from policies.learning.verl.config import actor_config
-from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS, RankShard
+from policies.learning.verl.data import scored
 from policies.learning.verl.losses import policy_loss
 
 # isort: split
@@ -226,9 +228,8 @@ class Learner:
         """Minus the gradient of the loss by the logits."""
         if not batch.has_sampled_tokens:
             return np.zeros_like(self._table.logits)
-        share = RankShard(batch, 0, 1, max_tokens=1_000_000, pairs_per_token=384)
-        is_scored = any(sample.old_logprobs for sample in batch.samples)
-        data = share.scored(POLICY_COLUMNS | OLD_LOGPROBS if is_scored else POLICY_COLUMNS)
+        [share] = shards(batch, 1, 1_000_000, 384, [*POLICY_COLUMNS, *OLD_LOGPROBS])
+        data = scored(share, POLICY_COLUMNS | OLD_LOGPROBS if share.is_scored else POLICY_COLUMNS)
         num_tokens = sum(sample.num_sampled_tokens for sample in batch.samples)
         tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens)
         logits = torch.tensor(self._table.logits, requires_grad=True)

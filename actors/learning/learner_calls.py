@@ -1,7 +1,8 @@
 """Calls that the ranks of a learner take: all that a driver can have a learner do.
 
-``LearnerGroup`` makes them, for the training loop. Each is called on all ranks with the same arguments.
-The first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` implement them.
+``LearnerGroup`` makes them, for the training loop. Each is called on all ranks with the same arguments, and
+the first rank's result counts; but of mini-batches each rank gets shards of its own, and columns are those of
+its samples. ``PublishingLearner`` and ``VerlCritic`` implement them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import Any, Protocol
 
 from actors.weights.store import PublishedWeights
 from environments.disk import FileDigest
-from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.division import Columns, RankShard
+from policies.learning.samples import LearnerUpdate
 from policies.learning.settings import OptimizerConfig
 
 
 class RankCalls(Protocol):
     """Calls of any model in training."""
+
+    pairs_per_token: int
+    """Number of pairs of tokens off every path that are worth one token saved; 0 if rows have to be flat."""
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int, /) -> None:
         """Start with a fresh optimizer and schedule on the present weights, which become the reference."""
@@ -34,20 +39,20 @@ class RankCalls(Protocol):
 class PolicyCalls(RankCalls, Protocol):
     """Calls of the policy."""
 
-    def fit(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
+    def fit(self, shards: Sequence[RankShard], /) -> LearnerUpdate:
         """Learn from demonstrations: one optimizer step per batch."""
 
-    def fit_weighted(self, batch: TrainBatch, /) -> LearnerUpdate:
-        """Learn from tokens that are weighted by their advantages: one optimizer step."""
+    def fit_weighted(self, shards: Sequence[RankShard], /) -> LearnerUpdate:
+        """Learn from tokens that are weighted by their advantages: one optimizer step per batch."""
 
-    def score(self, batches: Sequence[TrainBatch], /) -> list[TrainBatch]:
-        """Add old log-probabilities, and those of the reference."""
+    def score(self, shards: Sequence[RankShard], /) -> list[Columns]:
+        """Find old log-probabilities, and those of the reference and of a teacher."""
 
-    def update(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
+    def update(self, shards: Sequence[RankShard], /) -> LearnerUpdate:
         """Learn from scored batches with advantages."""
 
-    def logprobs(self, batch: TrainBatch, /) -> list[list[float]]:
-        """Log-probability of each response token."""
+    def logprobs(self, shards: Sequence[RankShard], /) -> list[Columns]:
+        """Find the log-probability of each sampled token, as ``old_logprobs``."""
 
     def begin_publish(self) -> None:
         """Copy the weights, for ``publish_weights``."""
@@ -65,8 +70,8 @@ class PolicyCalls(RankCalls, Protocol):
 class CriticCalls(RankCalls, Protocol):
     """Calls of the critic."""
 
-    def values(self, batches: Sequence[TrainBatch], /) -> list[list[tuple[float, ...]]]:
-        """Value of the state before each sampled token."""
+    def values(self, shards: Sequence[RankShard], /) -> list[Columns]:
+        """Find the value of the state before each sampled token."""
 
-    def update(self, batches: Sequence[TrainBatch], /) -> dict[str, float]:
+    def update(self, shards: Sequence[RankShard], /) -> dict[str, float]:
         """Learn from returns; the result is its metrics."""

@@ -22,6 +22,7 @@ from actors.weights.store import PublishedWeights
 from environments.disk import FileDigest
 from environments.errors import LearnerLostError
 from policies.learning.algorithm import Algorithm
+from policies.learning.division import ADVANTAGES, OLD_LOGPROBS, VALUE_COLUMNS, policy_columns
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_optimizer
 
@@ -93,7 +94,7 @@ class LearnerGroup:
             self._critic = RankGroup(CriticWorker, places, learner, **arguments)
         self._groups = [each for each in (self._policy, self._critic) if each is not None]
         self._critic_optimizer = critic_optimizer(learner)
-        self._store = store
+        self._store, self._algorithm = store, algorithm
         self._schedule: dict[str, Any] = {}
         """State of the learning rate's schedule at this phase's last publish; empty before it."""
         self._publish: Future[None] | None = None
@@ -114,23 +115,24 @@ class LearnerGroup:
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
-        return self._policy.call(PolicyCalls.fit, batches)
+        return self._policy.begin_learning(PolicyCalls.fit, batches)()
 
     def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
         """Supervised learning of tokens that are weighted by their advantages: one optimizer step."""
-        return self._policy.call(PolicyCalls.fit_weighted, batch)
+        return self._policy.begin_learning(PolicyCalls.fit_weighted, [batch], [*ADVANTAGES])()
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
         ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,
         unless the algorithm needs all of them before.
         """
-        scored = self._policy.begin(PolicyCalls.score, batches)
+        if self._algorithm.bypass:
+            batches = [batch.with_engine_logprobs() for batch in batches]
+        with_scores = self._policy.begin_scoring(PolicyCalls.score, batches, keeps=True)
         if self._critic is None:
-            return scored()
-        values = self._critic.begin(CriticCalls.values, batches)
-        pairs = zip(scored(), values(), strict=True)
-        return [batch.with_column("values", rows) for batch, rows in pairs]
+            return with_scores(batches)
+        with_values = self._critic.begin_scoring(CriticCalls.values, batches, keeps=True)
+        return with_values(with_scores(batches))
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """One optimizer step per mini-batch, of the policy and of the critic if there is one.
@@ -138,16 +140,19 @@ class LearnerGroup:
         Args:
             batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
-        of_policy = self._policy.begin(PolicyCalls.update, batches)
+        columns = [*policy_columns(self._algorithm), *OLD_LOGPROBS]
+        of_policy = self._policy.begin_learning(PolicyCalls.update, batches, columns)
         if self._critic is None:
             return of_policy()
-        of_critic = self._critic.begin(CriticCalls.update, batches)
+        of_critic = self._critic.begin_learning(CriticCalls.update, batches, [*VALUE_COLUMNS])
         update = of_policy()
         return replace(update, metrics=update.metrics | of_critic())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
-        """Log-probabilities of every response token of each sample."""
-        return self._policy.call(PolicyCalls.logprobs, batch)
+        """Log-probability of every sampled token, under the batch's temperature, and 0 for the rest of the
+        response [R] of each sample."""
+        [scored] = self._policy.begin_scoring(PolicyCalls.logprobs, [batch], keeps=False)([batch])
+        return [list(sample.old_logprobs) for sample in scored.samples]
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ import ctypes
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -25,6 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
 from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
+from policies.learning.division import Columns, Division, Ids, RankShard
+from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.model_files import HUGGINGFACE, write_index
 from policies.settings import node_labels, node_resources
@@ -56,6 +58,8 @@ class RankWorker(ABC):
         self._shared_file = shared_file
         self._arguments = arguments
         self._failure: Exception | None = None
+        self._ids: dict[ray.ObjectRef, list[Ids]] = {}
+        """The ids of its samples that ``work_on`` keeps for the next call with them."""
         self._writes: dict[str, Callable[[], dict[str, FileDigest]]] = {}
         """The copy that waits to be written, by its folder."""
 
@@ -67,11 +71,14 @@ class RankWorker(ABC):
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
-    def open(self, rendezvous: tuple[str, int]) -> None:
+    def open(self, rendezvous: tuple[str, int]) -> int:
         """Join the other ranks and load the model.
 
         Args:
             rendezvous: the address that ``open_store`` of the first rank has returned.
+
+        Returns:
+            ``pairs_per_token`` of the model.
 
         Raises:
             ConfigError: the run's folder on this node is not the one on the driver's node.
@@ -86,6 +93,7 @@ class RankWorker(ABC):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         self._model = self._load(**self._arguments)
+        return self._model.pairs_per_token
 
     @abstractmethod
     def _load(self, **arguments: Any) -> RankCalls:
@@ -99,6 +107,21 @@ class RankWorker(ABC):
         """
         with self._at_work():
             return methodcaller(method, *args)(self._model)
+
+    def work_on(
+        self, method: str, ids_of_shards: list[ray.ObjectRef], shards: Sequence[RankShard], keeps: bool
+    ) -> Any:
+        """Call ``method`` of the model with this rank's shards. Raises as ``work`` does.
+
+        Args:
+            ids_of_shards: the reference, in a list: Ray would resolve an argument in each call.
+            keeps: whether the next call comes with the same ids.
+        """
+        [reference] = ids_of_shards
+        ids = self._ids.pop(reference, None) or ray.get(reference)
+        if keeps:
+            self._ids = {reference: ids}
+        return self.work(method, [shard.with_ids(ids) for shard in shards])
 
     @ray.method(concurrency_group=PUBLISH)
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
@@ -198,6 +221,17 @@ def check_shared(path: str, text: str) -> None:
         )
 
 
+class Sent(NamedTuple):
+    """Mini-batches as the ranks have them.
+
+    Attributes:
+        ids: of each rank, a reference to what ``Division.ids`` has made for it.
+    """
+
+    division: Division
+    ids: list[ray.ObjectRef]
+
+
 class RankGroup:
     """Calls methods of the model on all ranks at once, and returns the first rank's result.
 
@@ -223,6 +257,8 @@ class RankGroup:
     ) -> None:
         self._num_gpus, self._before_work = num_gpus, before_work
         self._worker, self._places, self._settings, self._arguments = worker, places, settings, arguments
+        self._sent: Sent | None = None
+        """The mini-batches that were scored last, until the ranks learn from them."""
         self._start()
 
     def _start(self) -> None:
@@ -272,6 +308,55 @@ class RankGroup:
         name, shared = method.__name__, [ray.put(each) for each in args]
         results = [rank.work.remote(name, *shared) for rank in self._ranks]
         return lambda: self._wait_for_work(results)[0]
+
+    def begin_scoring(
+        self,
+        method: Callable[[Any, Sequence[RankShard]], list[Columns]],
+        batches: Sequence[TrainBatch],
+        keeps: bool,
+    ) -> Callable[[Sequence[TrainBatch]], list[TrainBatch]]:
+        """Call all ranks, each with its shards of ``batches``.
+
+        Args:
+            keeps: whether the ranks are to learn from the same: they keep the ids until then, and no others.
+
+        Returns:
+            A function that waits, and adds the columns that were found to the batches that it is given.
+        """
+        self._be_ready()
+        sent = self._send(batches)
+        if keeps:
+            self._sent = sent
+        results = self._work_on(method.__name__, sent, batches, (), keeps)
+        return lambda given: sent.division.with_columns(given, self._wait_for_work(results))
+
+    def begin_learning(
+        self,
+        method: Callable[[Any, Sequence[RankShard]], Result],
+        batches: Sequence[TrainBatch],
+        columns: Sequence[str] = (),
+    ) -> Callable[[], Result]:
+        """Call all ranks, each with its shards of ``batches`` and these columns; else as ``begin``.
+
+        Ids that the ranks have from ``begin_scoring`` are not sent again.
+        """
+        self._be_ready()
+        sent, self._sent = self._sent, None
+        if sent is None or not sent.division.has(batches):
+            sent = self._send(batches)
+        results = self._work_on(method.__name__, sent, batches, columns, keeps=False)
+        return lambda: self._wait_for_work(results)[0]
+
+    def _send(self, batches: Sequence[TrainBatch]) -> Sent:
+        num_ranks, most = len(self._ranks), self._settings.micro_batch_tokens
+        division = Division(batches, num_ranks, most, self._wait_for(self._opened)[0])
+        return Sent(division, [ray.put(division.ids(rank)) for rank in range(num_ranks)])
+
+    def _work_on(
+        self, method: str, sent: Sent, batches: Sequence[TrainBatch], columns: Sequence[str], keeps: bool
+    ) -> list[ray.ObjectRef]:
+        parts = zip(self._ranks, sent.ids, sent.division.shards(batches, columns), strict=True)
+        return [rank.work_on.remote(method, [ids], shards, keeps) for rank, ids, shards in parts]
 
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         """Have all ranks copy their state, and write it to ``folder`` beside their work.

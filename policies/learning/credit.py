@@ -112,7 +112,16 @@ def assign_credit(
     result: dict[str, list[TrainingSample]] = {}
     for sample in trained:
         result.setdefault(sample.rollout_id, []).append(sample)
-    return result, metrics | masked
+    return result, metrics | masked | (explained_variance(trained) if algorithm.uses_critic else {})
+
+
+def explained_variance(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """``learn/explained_variance`` of a critic's values: 1 - Var(returns - values) / Var(returns); nothing
+    where all returns are the same."""
+    returns, values = (on_tokens(samples, name) for name in ("returns", "values"))
+    if not returns.size or returns.min() == returns.max():
+        return {}
+    return {"learn/explained_variance": float(1 - (returns - values).var() / returns.var())}
 
 
 def _check(

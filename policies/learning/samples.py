@@ -129,10 +129,14 @@ class TrainBatch:
         """Return whether there is a token to learn from."""
         return any(sample.num_sampled_tokens for sample in self.samples)
 
-    def with_column(self, name: str, rows: Sequence[tuple[float, ...]]) -> TrainBatch:
+    def with_column(self, name: str, rows: Sequence[Sequence[float]]) -> TrainBatch:
         """The same batch with a column filled in: a row for each sample."""
         pairs = zip(self.samples, rows, strict=True)
         return replace(self, samples=tuple(sample.replaced(**{name: row}) for sample, row in pairs))
+
+    def with_engine_logprobs(self) -> TrainBatch:
+        """The same batch, with the engine's log-probabilities as those of before the update."""
+        return self.with_column("old_logprobs", [stored(each, "rollout_logprobs") for each in self.samples])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,6 +51,7 @@ from model_families import FAMILIES, Family, build
 from real_tokenizers import tokenizer_folder
 from safetensors.torch import load_file, save_file
 from transformers_reference import token_logprobs
+from whole_batches import WholeBatches
 
 from actors.weights.object_store import ObjectStoreTransport
 from environments.types import Message
@@ -192,7 +193,7 @@ def samples(prompts: Sequence[Sequence[int]]) -> tuple[TrainingSample, ...]:
 
 def learned(model: Path, learner: LearnerConfig, prompts: Sequence[Sequence[int]], target: Path) -> Row:
     """One update, whose weights go to ``target``."""
-    rank = VerlLearner(str(model), learner, resolve(AlgorithmConfig(), NUM_TOKENS), 10, 0)
+    rank = WholeBatches(VerlLearner(str(model), learner, resolve(AlgorithmConfig(), NUM_TOKENS), 10, 0))
     batch = TrainBatch(samples=samples(prompts))
     before = difference(rank.logprobs(batch), expected(load(model)[0], batch))
     metrics = rank.update(rank.score([batch])).metrics

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-TREES = Path(__file__).resolve().parents[2] / "policies" / "learning" / "verl" / "token_trees.py"
+LEARNING = Path(__file__).resolve().parents[2] / "policies" / "learning"
 VOCABULARY = 49152
 ROW_TOKENS = 16384
 ROUNDS = 4
@@ -36,26 +36,34 @@ def attend_flat(module: Any, query: Any, key: Any, value: Any, mask: Any, **_: A
     return output.transpose(1, 2).contiguous(), None
 
 
-def token_trees() -> Any:
-    """The module, with stand-ins for the packages that this machine may lack."""
+def token_trees() -> tuple[Any, Any]:
+    """The modules of rows and of trees, with stand-ins for the packages that this machine may lack."""
     names = {
         "tensordict": {"TensorDict": dict},
         "transformers": {"PreTrainedConfig": object, "PreTrainedModel": nn.Module},
         "transformers.integrations": {},
         "transformers.integrations.sdpa_attention": {"sdpa_attention_forward": attend_flat},
         "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": {}},
+        "policies": {},
+        "policies.learning": {},
     }
     for name, values in names.items():
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(values)
-    spec = importlib.util.spec_from_file_location("token_trees", TREES)
+    rows = loaded("policies.learning.rows", LEARNING / "rows.py")
+    return rows, loaded("token_trees", LEARNING / "verl" / "token_trees.py")
+
+
+def loaded(name: str, path: Path) -> Any:
+    """The module of a file, under this name."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    module = sys.modules["token_trees"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-trees = token_trees()
+plans, trees = token_trees()
 
 
 class Layer(nn.Module):
@@ -125,7 +133,7 @@ class Sample(NamedTuple):
 def by_trees(model: Model, samples: Sequence[Sample], most: int) -> float:
     """Add the gradient, computed on trees, and return the loss."""
     device, total = model.embedding.weight.device, 0.0
-    for row in trees.plan_rows([each.ids for each in samples], most, 3 * model.embedding.embedding_dim):
+    for row in plans.plan_rows([each.ids for each in samples], most, 3 * model.embedding.embedding_dim):
         ordered = [samples[branch.sample] for branch in row]
         ids = [torch.tensor(each.ids, device=device) for each in ordered]
         columns = {

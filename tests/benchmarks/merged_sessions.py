@@ -41,8 +41,9 @@ from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.types import Completion, Message, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.rows import num_tokens, plan_rows
 from policies.learning.samples import training_samples
-from policies.learning.verl.token_trees import PAIRS_PER_WIDTH, num_tokens, plan_rows
+from policies.learning.verl.token_trees import PAIRS_PER_WIDTH
 from policies.sampler import SampleRequest
 
 NUM_SESSIONS, NUM_CALLS = 64, 12

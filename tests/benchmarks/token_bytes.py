@@ -6,8 +6,8 @@ A token counts once, however many turns repeat it at the same place behind the s
 thoughts the next prompt holds an answer without its first half, which is the thought.
 
 An update is what the driver does with its rollouts, of so many turns of so many tokens, in a run with the
-default settings: it takes them, makes samples, sends them to the ranks and gets them back with their scores,
-gives credit, sends them once more, and writes log and metrics. Ray's own work at each call is not in it. The
+default settings: it takes them, makes samples, sends them to a rank and gets their scores, gives credit,
+sends the columns to learn from, and writes log and metrics. Ray's own work at each call is not in it. The
 peak is that of the whole process, with all that was measured before.
 """
 
@@ -27,6 +27,7 @@ import repository
 from ray import cloudpickle
 from report import Report
 
+from environments.columns import stored
 from environments.types import TrajectoryGroup
 from launch.reporting.metrics import rollout_metrics, staleness, token_metrics
 from launch.run_folder.trajectory_log import TrajectoryLog
@@ -37,6 +38,7 @@ from launch.training.stages.policy_update import turn_advantages
 from launch.training.stages.reinforce import with_credit
 from launch.training.trainer import rarely_collected
 from policies.learning.algorithm import Algorithm
+from policies.learning.division import OLD_LOGPROBS, Columns, Division, policy_columns
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainBatch
 
@@ -44,6 +46,8 @@ sys.path.insert(0, str(repository.ROOT / "tests"))
 from played_trajectories import KINDS, measure, play
 
 GROUP_SIZE = 8
+LONGEST, PAIRS_PER_TOKEN = 1 << 16, 3 * 576
+"""Tokens of a micro-batch, and the pairs of tokens of a model of SmolLM2-135M's width."""
 LOG = "log"
 
 T = TypeVar("T")
@@ -65,13 +69,15 @@ class Update:
         self._timed("take", lambda: self._place_arrived(selection, config, algorithm))
         rollouts = [each for group in selection.useful for each in group.trajectories]
         batches = self._timed("samples", lambda: make_batches(config, rollouts, ""))
-        sent = self._timed("to the ranks", lambda: cloudpickle.dumps(batches))
-        scores = cloudpickle.dumps(self._scored(pickle.loads(sent)))
-        del sent
-        scored = self._timed("from the ranks", lambda: pickle.loads(scores))
+        division = self._timed("to the ranks", lambda: Division(batches, 1, LONGEST, PAIRS_PER_TOKEN))
+        self._timed("to the ranks", lambda: cloudpickle.dumps(division.ids(0)))
+        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(batches, ())))
+        scores = cloudpickle.dumps(self._scores(batches))
+        scored = self._timed("from the ranks", lambda: division.with_columns(batches, [pickle.loads(scores)]))
         kl = KLController(algorithm)
         batches, _ = self._timed("credit", lambda: with_credit(algorithm, kl, selection.groups, scored))
-        self._timed("to the ranks", lambda: cloudpickle.dumps(batches))
+        columns = [*policy_columns(algorithm), *OLD_LOGPROBS]
+        self._timed("to the ranks", lambda: cloudpickle.dumps(division.shards(batches, columns)))
         advantages = self._timed(LOG, lambda: turn_advantages(batches))
         with tempfile.TemporaryDirectory() as folder:
             log = TrajectoryLog(Path(folder), 1)
@@ -89,12 +95,10 @@ class Update:
             taken = TrajectoryGroup(group_id=f"{group:08d}", task=members[0].task, trajectories=members)
             place(selection, taken, 0, config, algorithm)
 
-    def _scored(self, batches: list[TrainBatch]) -> list[TrainBatch]:
-        """As the ranks return them: the first finds its scores in its own step."""
-        first, *others = batches
-        columns = [[each.rollout_logprobs for each in batch.samples] for batch in others]
-        pairs = zip(others, columns, strict=True)
-        return [first, *(batch.with_column("old_logprobs", rows) for batch, rows in pairs)]
+    def _scores(self, batches: list[TrainBatch]) -> list[Columns]:
+        """As a rank returns them: the first mini-batch finds its scores in its own step."""
+        rows = ([stored(each, "rollout_logprobs") for each in batch.samples] for batch in batches[1:])
+        return [{}, *({"old_logprobs": each} for each in rows)]
 
     def _timed(self, name: str, run: Callable[[], T]) -> T:
         start = time.process_time()

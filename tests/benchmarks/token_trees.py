@@ -19,6 +19,7 @@ import ctypes
 import math
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +27,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any
 
 os.environ.update(VERL_PLATFORM="cpu", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 
 import models
 import numpy as np
-import repository  # noqa: F401
+import repository
 import torch
 import torch.distributed as dist
 from learner_speed import LR, MAX_GRAD_NORM, NUM_IDS, Model, PlainLoop, Samples
@@ -41,6 +41,9 @@ from report import Report
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+
+sys.path.insert(0, str(repository.ROOT / "tests"))
+from whole_batches import WholeBatches
 
 Ids = tuple[int, ...]
 
@@ -177,7 +180,7 @@ class Learner:
             num_threads=model.num_threads,
             micro_batch_tokens=model.micro_batch_tokens,
         )
-        self._rank: Any = VerlLearner(path, config, resolve(AlgorithmConfig(), 4096), 1000, 0)
+        self._rank = WholeBatches(VerlLearner(path, config, resolve(AlgorithmConfig(), 4096), 1000, 0))
 
     def __call__(self, samples: Samples) -> None:
         """One optimizer step."""

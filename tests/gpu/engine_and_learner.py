@@ -157,13 +157,15 @@ def learned(model: str, samples: Samples, device: str, dtype: str, target: Path 
         os.environ["VERL_PLATFORM"] = "cpu"
     import torch
     from safetensors.torch import load_file, save_file
+    from whole_batches import WholeBatches
 
     from policies.learning.algorithms import resolve
     from policies.learning.verl.learner import VerlLearner
 
     config = LearnerConfig(device=device, dtype=dtype, optimizer=OptimizerConfig(lr=1e-5))
     algorithm = resolve(AlgorithmConfig(), NUM_TOKENS, is_exact=dtype == "float32")
-    rank, batch = VerlLearner(model, config, algorithm, 10, 0), TrainBatch(samples=tuple(samples))
+    rank = WholeBatches(VerlLearner(model, config, algorithm, 10, 0))
+    batch = TrainBatch(samples=tuple(samples))
     found = difference(rank.logprobs(batch), samples)
     if target is None:
         return found

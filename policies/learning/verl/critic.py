@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForTokenClassification
 
-from policies.learning.samples import TrainBatch
+from policies.learning.division import VALUE_COLUMNS, Columns, RankShard
 from policies.learning.settings import LearnerConfig, critic_optimizer
 from policies.learning.verl.config import critic_config, worker_config
-from policies.learning.verl.data import VALUE_COLUMNS, as_column, sampled
+from policies.learning.verl.data import scored
 from policies.learning.verl.losses import share_of_mean
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 
@@ -47,26 +47,22 @@ class VerlCritic(VerlWorker):
         super().__init__(config, learner, seed)
         self.loss_fn = partial(clipped_value_loss, critic_config(learner))
 
-    @on_all_ranks
-    def values(self, batches: Sequence[TrainBatch]) -> list[list[tuple[float, ...]]]:
+    def values(self, shards: Sequence[RankShard]) -> list[Columns]:
         """The column ``values`` of every sample: what the state before each sampled token is worth."""
-        return [as_column(self._forward(batch, "values"), batch) for batch in batches]
+        return [self.column(shard, "values", "values") for shard in shards]
 
     @on_all_ranks
-    def update(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
+    def update(self, shards: Sequence[RankShard]) -> dict[str, float]:
         """Take one optimizer step per mini-batch towards ``returns``, then one step of the schedule.
 
-        ``learn/explained_variance`` is 1 - Var(returns - values) / Var(returns), before the first step; it is
-        left out where all returns are the same. A mini-batch without a sampled token takes no step.
+        A mini-batch without a sampled token takes no step.
         """
-        batches = [batch for batch in batches if batch.has_sampled_tokens]
-        if not batches:
-            return {}
+        shards = [shard for shard in shards if shard.num_trajectories]
         steps = [
-            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=number == len(batches))
-            for number, batch in enumerate(batches, start=1)
+            self._step(scored(shard, VALUE_COLUMNS), advance_schedule=number == len(shards))
+            for number, shard in enumerate(shards, start=1)
         ]
-        return mean_metrics(steps, METRIC_NAMES) | _explained_variance(batches)
+        return mean_metrics(steps, METRIC_NAMES)
 
 
 def clipped_value_loss(
@@ -81,15 +77,6 @@ def clipped_value_loss(
     mask = data.select("response_mask").to_padded_tensor()["response_mask"].bool()
     fraction = torch.tensor(metrics["critic/vf_clipfrac"])
     return loss, metrics | {"clip_fraction": share_of_mean(fraction, mask, data)}
-
-
-def _explained_variance(batches: Sequence[TrainBatch]) -> dict[str, float]:
-    returns = sampled(batches, "returns")
-    unexplained = returns - sampled(batches, "values")
-    spread = float(returns.var(correction=0))
-    if spread == 0:
-        return {}
-    return {"learn/explained_variance": 1 - float(unexplained.var(correction=0)) / spread}
 
 
 def _load_value_model(

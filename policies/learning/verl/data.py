@@ -1,209 +1,120 @@
-"""Training samples in verl's layout, and which rank takes which of them."""
+"""A rank's samples in verl's layout."""
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 
+import numpy as np
 import torch
 
+from environments.columns import floats, stored
 from environments.errors import LearnerError
-from policies.learning.samples import TrainBatch, TrainingSample, padding_sample
+from policies.learning.division import RankShard
+from policies.learning.samples import TrainingSample
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
-from policies.learning.verl.token_trees import ROW, SHARED, Branch, Row, halves, num_tokens, plan_rows
+from policies.learning.verl.token_trees import ROW, SHARED
 
 # isort: split
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-ADVANTAGES = {"advantages": "advantages"}
-"""Column of a sample whose tokens have weights."""
-POLICY_COLUMNS = {"rollout_logprobs": "rollout_log_probs", **ADVANTAGES}
-"""Our columns of a sample, and what verl's policy losses call them."""
-OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
-"""Column of a sample that was scored."""
-VALUE_COLUMNS = {"values": "values", "returns": "returns"}
-"""Our columns of a sample, and what verl's value loss calls them."""
-IMBALANCE = 1.05
-"""The rank with the most work may have this many times the mean of all."""
 TRAJECTORY_SHARE = "trajectory_share"
 """Column of a micro-batch [N]: the part that a sample has of its trajectory's sampled tokens. It is 1 but
 where a trajectory has several samples, since its history was rewritten."""
 
 
-class RankShard:
-    """A rank's rows of a batch.
+def supervised(shard: RankShard) -> TensorDict:
+    """Make a batch for ``sft_loss``, whose ``loss_mask`` covers prompt and response."""
+    masks = [
+        torch.cat((torch.zeros(each.num_prompt_tokens, dtype=torch.int64), _tensor(each, "loss_mask")))
+        for each in shard.samples
+    ]
+    return _table(shard, masks, {})
 
-    A row is a sample, or a tree of several. The batch is filled up with padding rows until every rank has
-    equally many; then the ranks' work is made as equal as it gets. All ranks come to the same partition.
-    Rows with the same prompt stand next to each other; but for that a rank's order is the batch's.
 
-    Args:
-        max_tokens: most tokens that fit through the model at once.
-        pairs_per_token: that ``token_trees.pairs_per_token`` returns.
+def unscored(shard: RankShard) -> TensorDict:
+    """Make a batch for a forward pass without a loss."""
+    return scored(shard, {})
+
+
+def scored(shard: RankShard, columns: Mapping[str, str]) -> TensorDict:
+    """Make a batch for a loss that reads ``columns`` (our name -> verl's), each [R].
 
     Raises:
-        LearnerError: a sample is longer than ``max_tokens``.
+        LearnerError: a sample lacks one of them.
     """
-
-    def __init__(
-        self, batch: TrainBatch, rank: int, num_ranks: int, max_tokens: int, pairs_per_token: int
-    ) -> None:
-        longest = max(batch.samples, key=len)
-        if len(longest) > max_tokens:
-            raise LearnerError(
-                f"Sample {longest.sample_id!r} has {len(longest)} tokens, but learner.micro_batch_tokens="
-                f"{max_tokens} is all that one rank puts through the model at once: raise it to that."
-            )
-        samples = (*batch.samples, padding_sample(batch.samples[0].prompt_ids[0]))
-        rows = plan_rows(
-            [sample.prompt_ids + sample.response_ids for sample in batch.samples], max_tokens, pairs_per_token
-        )
-        padding = Branch(len(batch.samples), 0, len(samples[-1]))
-        by_prompt: dict[tuple[int, ...], list[Row]] = {}
-        for row in divide_among_ranks(rows, num_ranks, padding)[rank]:
-            by_prompt.setdefault(samples[row[0].sample].prompt_ids, []).append(row)
-        self.batch = batch
-        self._rows = list(chain(*by_prompt.values()))
-        self.indices = [branch.sample for row in self._rows for branch in row]
-        self.samples = [samples[index] for index in self.indices]
-
-    def supervised(self) -> TensorDict:
-        """Make a batch for ``sft_loss``, whose ``loss_mask`` covers prompt and response."""
-        return self._table([(0,) * len(sample.prompt_ids) + sample.loss_mask for sample in self.samples], {})
-
-    def unscored(self) -> TensorDict:
-        """Make a batch for a forward pass without a loss."""
-        return self._table([sample.loss_mask for sample in self.samples], {})
-
-    def scored(self, columns: Mapping[str, str]) -> TensorDict:
-        """Make a batch for a loss that reads ``columns`` (our name -> verl's), each [R].
-
-        Raises:
-            LearnerError: a sample lacks one of them.
-        """
-        tensors = {
-            theirs: [_column(sample, ours) for sample in self.samples] for ours, theirs in columns.items()
-        }
-        return self._table([sample.loss_mask for sample in self.samples], tensors)
-
-    def responses(self, outputs: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return what the model put out [P + R] for each row, cut to the response [R], by index in the
-        batch."""
-        # verl's column i belongs to token i+1: the response's begin one before its first token.
-        return {
-            index: output[len(sample.prompt_ids) - 1 : len(sample) - 1].clone()
-            for index, sample, output in zip(self.indices, self.samples, outputs.unbind(), strict=True)
-            if index < len(self.batch.samples)
-        }
-
-    def _table(
-        self, loss_masks: Sequence[Sequence[int]], columns: Mapping[str, list[torch.Tensor]]
-    ) -> TensorDict:
-        """Jagged tensors, one row a sample.
-
-        The sum of ``loss_mask`` over all ranks is what token means divide by, ``global_batch_size`` what
-        means over sequences do: padding, and what was masked altogether, counts in neither. A trajectory
-        counts as one sequence, however many samples it has.
-        """
-        samples = self.samples
-        sizes: Counter[str] = Counter()
-        for sample in self.batch.samples:
-            sizes[_trajectory(sample)] += sample.num_sampled_tokens
-        nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
-        tensors = {
-            "input_ids": [torch.tensor(sample.prompt_ids + sample.response_ids) for sample in samples],
-            "position_ids": [torch.arange(len(sample)) for sample in samples],
-            "prompts": [torch.tensor(sample.prompt_ids) for sample in samples],
-            "responses": [torch.tensor(sample.response_ids) for sample in samples],
-            "response_mask": [torch.tensor(sample.loss_mask) for sample in samples],
-            "loss_mask": [torch.tensor(mask) for mask in loss_masks],
-            **columns,
-        }
-        shares = [
-            sample.num_sampled_tokens / sizes[_trajectory(sample)] if sample.num_sampled_tokens else 1.0
-            for sample in samples
-        ]
-        return tu.get_tensordict(
-            {name: nested(column) for name, column in tensors.items()}
-            | {
-                TRAJECTORY_SHARE: torch.tensor(shares),
-                ROW: torch.tensor([number for number, row in enumerate(self._rows) for _ in row]),
-                SHARED: torch.tensor([branch.shared for row in self._rows for branch in row]),
-            },
-            non_tensor_dict={
-                "temperature": self.batch.temperature,
-                "global_batch_size": sum(1 for size in sizes.values() if size),
-            },
-        )
+    tensors = {theirs: [_column(each, ours) for each in shard.samples] for ours, theirs in columns.items()}
+    return _table(shard, [_tensor(each, "loss_mask") for each in shard.samples], tensors)
 
 
-def divide_among_ranks(rows: Sequence[Row], num_ranks: int, padding: Branch) -> list[list[Row]]:
-    """The rows of each rank, as many as every other's with those of ``padding``.
+def responses(shard: RankShard, outputs: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the model put out [P + R] for each sample, cut to the response [R]."""
+    # verl's column i belongs to token i+1: the response's begin one before its first token.
+    return [
+        output[sample.num_prompt_tokens - 1 : len(sample) - 1]
+        for sample, output in zip(shard.samples, outputs.unbind(), strict=True)
+    ]
 
-    As long as the rank with the most work has more than ``IMBALANCE`` times the mean, its largest tree is
-    halved, if that leaves less to the slowest ones: what the halves have in common is computed on two ranks.
+
+def as_column(shard: RankShard, rows: Sequence[torch.Tensor]) -> list[array[float]]:
+    """``rows``, [R] for each sample, as a column of it: kept where the mask is 1, and 0 in other places."""
+    pairs = zip(rows, shard.samples, strict=True)
+    return [floats((row * _tensor(sample, "loss_mask")).tolist()) for row, sample in pairs]
+
+
+def _table(
+    shard: RankShard, loss_masks: Sequence[torch.Tensor], columns: Mapping[str, list[torch.Tensor]]
+) -> TensorDict:
+    """Jagged tensors, one row a sample.
+
+    The sum of ``loss_mask`` over all ranks is what token means divide by, ``global_batch_size`` what
+    means over sequences do: padding, and what was masked altogether, counts in neither. A trajectory
+    counts as one sequence, however many samples it has.
     """
-    parts = _partition(rows, num_ranks, padding)
-    while trees := _trees_that_delay(parts):
-        largest = max(trees, key=num_tokens)
-        rows = list(chain(*(halves(row) if row is largest else (row,) for row in rows)))
-        halved = _partition(rows, num_ranks, padding)
-        if _slowest_first(halved) >= _slowest_first(parts):
-            break
-        parts = halved
-    return parts
+    nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+    prompts, responses = (
+        [_tensor(each, name) for each in shard.samples] for name in ("prompt_ids", "response_ids")
+    )
+    tensors = {
+        "input_ids": [torch.cat(pair) for pair in zip(prompts, responses, strict=True)],
+        "position_ids": [torch.arange(len(sample)) for sample in shard.samples],
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": [_tensor(each, "loss_mask") for each in shard.samples],
+        "loss_mask": loss_masks,
+        **columns,
+    }
+    return tu.get_tensordict(
+        {name: nested(column) for name, column in tensors.items()}
+        | {
+            TRAJECTORY_SHARE: torch.tensor(shard.trajectory_shares),
+            ROW: torch.tensor([number for number, row in enumerate(shard.rows) for _ in row]),
+            SHARED: torch.tensor([branch.shared for row in shard.rows for branch in row]),
+        },
+        non_tensor_dict={
+            "temperature": shard.temperature,
+            "global_batch_size": shard.num_trajectories,
+        },
+    )
 
 
-def _partition(rows: Sequence[Row], num_ranks: int, padding: Branch) -> list[list[Row]]:
-    filled = [*rows, *([[padding]] * (-len(rows) % num_ranks))]
-    work = [_work([row]) for row in filled]
-    parts = get_seqlen_balanced_partitions(work, num_ranks, equal_size=True)
-    return [[filled[index] for index in part] for part in parts]
-
-
-def _work(rows: Sequence[Row]) -> int:
-    return int(calculate_workload(torch.tensor([num_tokens(row) for row in rows])).sum())
-
-
-def _slowest_first(parts: Sequence[Sequence[Row]]) -> list[int]:
-    return sorted(map(_work, parts), reverse=True)
-
-
-def _trees_that_delay(parts: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the trees of the part with the most work, if the others wait for it."""
-    work = list(map(_work, parts))
-    slowest = max(range(len(parts)), key=lambda index: work[index])
-    waits = work[slowest] * len(parts) > IMBALANCE * sum(work)
-    return [row for row in parts[slowest] if len(row) > 1 and waits]
-
-
-def _trajectory(sample: TrainingSample) -> str:
-    return sample.rollout_id or sample.sample_id
-
-
-def _column(row: TrainingSample, name: str) -> torch.Tensor:
-    values: tuple[float, ...] = getattr(row, name)
-    if not any(row.loss_mask):  # padding, or all of it was masked: whatever it holds counts nowhere
-        return torch.zeros(len(row.response_ids))
-    if len(values) != len(row.response_ids):
+def _column(sample: TrainingSample, name: str) -> torch.Tensor:
+    values, size = stored(sample, name), len(stored(sample, "loss_mask"))
+    if not sample.num_sampled_tokens:  # padding, or all of it was masked: whatever it holds counts nowhere
+        return torch.zeros(size)
+    if len(values) != size:
         raise LearnerError(
-            f"Sample {row.sample_id!r} has {len(values)} {name} for {len(row.response_ids)} response tokens: "
+            f"Sample {sample.sample_id!r} has {len(values)} {name} for {size} response tokens: "
             "score and assign_credit come before update."
         )
-    return torch.tensor(values)
+    return _tensor(sample, name)
 
 
-def as_column(rows: Sequence[torch.Tensor], batch: TrainBatch) -> list[tuple[float, ...]]:
-    """``rows``, [R] for each sample, as a column of ``batch``: kept where the mask is 1, and 0 elsewhere."""
-    pairs = zip(rows, batch.samples, strict=True)
-    return [tuple((row * torch.tensor(sample.loss_mask)).tolist()) for row, sample in pairs]
-
-
-def sampled(batches: Sequence[TrainBatch], name: str) -> torch.Tensor:
-    """Join one column of all samples: [number of sampled tokens]."""
-    samples = [sample for batch in batches for sample in batch.samples]
-    return torch.cat([_column(each, name)[torch.tensor(each.loss_mask).bool()] for each in samples])
+def _tensor(sample: TrainingSample, name: str) -> torch.Tensor:
+    """The numbers of a field: whole ones in eight bytes each, others in torch's default."""
+    values = stored(sample, name)
+    given = np.asarray(values.read() if name in ("prompt_ids", "response_ids") else values)
+    whole = given.dtype.kind == "i"
+    return torch.as_tensor(given, dtype=torch.int64 if whole else torch.get_default_dtype())

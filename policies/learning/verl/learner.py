@@ -16,12 +16,13 @@ from peft.utils.error import PeftError
 from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerError
 from policies.learning.algorithm import Algorithm
+from policies.learning.division import ADVANTAGES, OLD_LOGPROBS, Columns, RankShard, policy_columns
 from policies.learning.registry import import_own
-from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.samples import LearnerUpdate
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, worker_config
-from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS
+from policies.learning.verl.data import scored, supervised
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.shards import REFERENCE, Saved, StateCopy, TorchFiles, write_tensors
@@ -135,50 +136,47 @@ class VerlLearner(VerlWorker):
             self._reference = Reference(self.engine.module)
 
     @on_all_ranks
-    def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+    def fit(self, shards: Sequence[RankShard]) -> LearnerUpdate:
         """Supervised learning: one optimizer step and one schedule step per batch, in order."""
         self.loss_fn = self._supervised_loss
-        if not all(batch.has_sampled_tokens for batch in batches):
+        if not all(shard.num_trajectories for shard in shards):
             raise LearnerError("A batch without a single sampled token cannot be learned from.")
-        steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
+        steps = [self._step(supervised(shard), advance_schedule=True) for shard in shards]
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
 
     @on_all_ranks
-    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
+    def fit_weighted(self, shards: Sequence[RankShard]) -> LearnerUpdate:
         """Supervised learning of tokens that are weighted by their advantages: one optimizer step and one
-        schedule step down the sum of -advantage * log-probability. ``learn/loss`` is that sum.
+        schedule step per batch down the sum of -advantage * log-probability. ``learn/loss`` is that sum.
         """
         self.loss_fn = weighted_loss
-        step = self._step(self._share(batch).scored(ADVANTAGES), advance_schedule=True)
-        return LearnerUpdate(metrics=mean_metrics([step], METRIC_NAMES), num_optimizer_steps=1)
+        steps = [self._step(scored(shard, ADVANTAGES), advance_schedule=True) for shard in shards]
+        return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
 
-    @on_all_ranks
-    def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
-        """The batches with ``old_logprobs``, and where the algorithm needs them with those of a teacher and
-        of the reference.
+    def score(self, shards: Sequence[RankShard]) -> list[Columns]:
+        """The columns ``old_logprobs``, and where the algorithm needs them those of a teacher and of the
+        reference.
 
-        The first batch is left without ``old_logprobs`` unless the algorithm needs all scores: they would be
-        those of the first step of ``update``, which has the same weights, and takes its own. In bypass mode
-        the old log-probabilities are the engine's.
+        The first mini-batch is left without ``old_logprobs`` unless the algorithm needs all scores: they
+        would be those of the first step of ``update``, which has the same weights, and takes its own. In
+        bypass mode all are: the old log-probabilities are the engine's.
         """
-        if self._algorithm.bypass:
-            scored = [
-                batch.with_column("old_logprobs", [sample.rollout_logprobs for sample in batch.samples])
-                for batch in batches
-            ]
-        else:
-            num_unscored = 0 if self._algorithm.needs_all_scores else 1
-            scored = [*batches[:num_unscored]]
-            scored += [self.scored(batch, "old_logprobs") for batch in batches[num_unscored:]]
+        found: list[Columns] = [{} for _ in shards]
+        if not self._algorithm.bypass:
+            first = 0 if self._algorithm.needs_all_scores else 1
+            for columns, shard in zip(found[first:], shards[first:], strict=True):
+                columns |= self.column(shard, "old_logprobs")
         if self._teacher is not None:
-            scored = [self._teacher.scored(batch, "teacher_logprobs") for batch in scored]
-        if self._reference is None:
-            return scored
-        with self._reference.in_place():
-            return [self.scored(batch, "reference_logprobs") for batch in scored]
+            for columns, shard in zip(found, shards, strict=True):
+                columns |= self._teacher.column(shard, "teacher_logprobs")
+        if self._reference is not None:
+            with self._reference.in_place():
+                for columns, shard in zip(found, shards, strict=True):
+                    columns |= self.column(shard, "reference_logprobs")
+        return found
 
     @on_all_ranks
-    def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+    def update(self, shards: Sequence[RankShard]) -> LearnerUpdate:
         """Policy gradient on scored samples with advantages: one optimizer step per mini-batch, then one of
         the schedule. A mini-batch of which a correction has masked everything takes no step. One that comes
         several times, in as many epochs, takes a step each time.
@@ -189,20 +187,18 @@ class VerlLearner(VerlWorker):
         ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
 
         Args:
-            batches: only the first may be without ``old_logprobs``, and only if it comes once.
+            shards: only the first may be without ``old_logprobs``, and only if it comes once.
         """
-        batches = [batch for batch in batches if batch.has_sampled_tokens]
-        if not batches:
+        shards = [shard for shard in shards if shard.num_trajectories]
+        if not shards:
             return LearnerUpdate(metrics={}, num_optimizer_steps=0)
         self.loss_fn = self._policy_loss
-        columns = POLICY_COLUMNS
-        if self._algorithm.kl_place == "loss":
-            columns = columns | {"reference_logprobs": "ref_log_prob"}
+        columns = policy_columns(self._algorithm)
         steps = []
-        for index, batch in enumerate(batches):
-            is_scored = index > 0 or not _is_unscored(batch)
-            data = self._share(batch).scored(columns | OLD_LOGPROBS if is_scored else columns)
-            step = self._step(data, index == len(batches) - 1, entropy=self._algorithm.entropy_coef > 0)
+        for index, shard in enumerate(shards):
+            is_scored = index > 0 or shard.is_scored
+            data = scored(shard, columns | OLD_LOGPROBS if is_scored else columns)
+            step = self._step(data, index == len(shards) - 1, entropy=self._algorithm.entropy_coef > 0)
             steps.append(step)
             if "weight_used_square" in step:  # Kish's effective sample size, as a share of the tokens
                 step["weight_effective_fraction"] = step["weight_used_mean"] ** 2 / step["weight_used_square"]
@@ -212,11 +208,9 @@ class VerlLearner(VerlWorker):
                 metrics[f"learn/{name}"] = max(step[name] for step in steps)
         return LearnerUpdate(metrics=metrics, num_optimizer_steps=len(steps))
 
-    @on_all_ranks
-    def logprobs(self, batch: TrainBatch) -> list[list[float]]:
-        """Log-probability of every sampled token, under the batch's temperature, and 0 for the rest of the
-        response [R] of each sample."""
-        return [list(row) for row in self._logprobs(batch)]
+    def logprobs(self, shards: Sequence[RankShard]) -> list[Columns]:
+        """The column ``old_logprobs`` under each mini-batch's temperature, whatever ``score`` leaves out."""
+        return [self.column(shard, "old_logprobs") for shard in shards]
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
@@ -284,7 +278,3 @@ def _adapters_of(folder: str) -> tuple[int, int]:
         return int(record["r"]), int(record["lora_alpha"])
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} does not say which adapters the checkpoint has: {error!r}") from error
-
-
-def _is_unscored(batch: TrainBatch) -> bool:
-    return not any(sample.old_logprobs for sample in batch.samples if sample.num_sampled_tokens)

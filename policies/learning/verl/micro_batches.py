@@ -18,7 +18,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
-from policies.learning.verl.token_trees import ROW, SHARED, Branch, Row, halves, num_tokens
+from policies.learning.rows import Branch, Row, halves, num_tokens
+from policies.learning.verl.token_trees import ROW, SHARED
 
 CALL_TOKENS = 128
 """A pass of the model costs what it does for its tokens and about as many more, however few they are."""

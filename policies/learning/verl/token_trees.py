@@ -34,10 +34,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -46,10 +44,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from policies.learning.rows import BLOCK
+
 ROW, SHARED = "row", "shared"
 """Columns of a micro-batch [N], by which each sample is a ``Branch``; a row's samples are neighbours."""
-BLOCK = 256
-"""Tokens of a row whose attention is computed together: of 64 to 512 the fastest for most loads on a CPU."""
 KEPT_KEYS = 3
 """Keys that the blocks of a row see, all of them together, as a multiple of its tokens: up to so many are
 kept for the backward pass, with their values. More of them would be much of an update's memory."""
@@ -59,24 +57,6 @@ multiple of the model's width."""
 NO_END = torch.iinfo(torch.int64).max
 SDPA = "sdpa"
 FULL_ATTENTION = "full_attention"
-
-
-class Branch(NamedTuple):
-    """A sample in its row.
-
-    Attributes:
-        sample: index of the sample.
-        shared: number of its first tokens that the sample before it in the order of ids has too. They stand
-            in the row already, but for the first sample of a row.
-        own: number of its other tokens.
-    """
-
-    sample: int
-    shared: int
-    own: int
-
-
-Row = list[Branch]
 
 
 def obstacle(module: torch.nn.Module, config: PreTrainedConfig) -> str | None:
@@ -108,59 +88,6 @@ def obstacle(module: torch.nn.Module, config: PreTrainedConfig) -> str | None:
 def pairs_per_token(module: torch.nn.Module, config: PreTrainedConfig) -> int:
     """Return how many pairs of tokens off every path are worth one token saved; 0 if rows have to be flat."""
     return 0 if obstacle(module, config) else PAIRS_PER_WIDTH * config.get_text_config().hidden_size
-
-
-# -- which samples share a row -------------------------------------------------------------------------
-
-
-def plan_rows(sequences: Sequence[Sequence[int]], most: int, pairs: int) -> list[Row]:
-    """Return which samples make up each row, in the order of each row's first sample.
-
-    Args:
-        sequences: token ids of each sample.
-        most: tokens of a row, and of each sample.
-        pairs: that ``pairs_per_token`` returns.
-    """
-    if not pairs:
-        return [[Branch(index, 0, len(ids))] for index, ids in enumerate(sequences)]
-    ids = [np.asarray(each, dtype=">u4") for each in sequences]  # whose bytes sort as the ids do
-    order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
-    rows: list[Row] = []
-    before, size = ids[order[0]][:0], 0
-    for index in order:
-        shared = _num_common(before, ids[index])
-        before, own = ids[index], len(ids[index]) - shared
-        num_off_path = min(size - shared, BLOCK) * own
-        if shared and size + own <= most and num_off_path <= pairs * shared:
-            rows[-1].append(Branch(index, shared, own))
-            size += own
-        else:
-            rows.append([Branch(index, shared, own)])
-            size = shared + own
-    return sorted(rows, key=lambda row: min(branch.sample for branch in row))
-
-
-def _num_common(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of equal tokens at the beginning."""
-    least = min(len(first), len(second))
-    differs = first[:least] != second[:least]
-    return int(differs.argmax()) if differs.any() else least
-
-
-def num_tokens(row: Sequence[Branch]) -> int:
-    """Number of tokens of a row, each counted once."""
-    return row[0].shared + sum(branch.own for branch in row)
-
-
-def halves(row: Row) -> tuple[Row, Row]:
-    """A row of several samples as two, cut where the larger one is smallest."""
-    own = list(accumulate((branch.own for branch in row), initial=0))
-
-    def larger(at: int) -> int:
-        return max(row[0].shared + own[at], row[at].shared + own[-1] - own[at])
-
-    at = min(range(1, len(row)), key=larger)
-    return row[:at], row[at:]
 
 
 # -- what the model computes ---------------------------------------------------------------------------

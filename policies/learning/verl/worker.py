@@ -1,7 +1,7 @@
 """A rank of a worker group: verl's TrainingWorker with phases of training, shares of batches, checkpoints.
 
-Every public method is called on all ranks at once with the same arguments; each rank takes its own share
-of the samples, so callers need to know nothing about ranks, padding or micro-batches.
+Every public method is called on all ranks at once with the same arguments, but for shards of mini-batches:
+each rank gets its own, as ``division.py`` makes them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from environments.disk import FileDigest
 from environments.errors import LearnerError
-from policies.learning.samples import TrainBatch
+from policies.learning.division import Columns, RankShard
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
-from policies.learning.verl.data import RankShard, as_column
+from policies.learning.verl.data import as_column, responses, unscored
 from policies.learning.verl.shards import (
     MODEL,
     Saved,
@@ -97,7 +97,7 @@ class VerlWorker(TrainingWorker):
         super().__init__(config)
         self.reset()
         dropout.switch_off_in_modules(self.engine.module)
-        self._pairs_per_token = pairs_per_token(self.engine.module, config.model_config.hf_config)
+        self.pairs_per_token = pairs_per_token(self.engine.module, config.model_config.hf_config)
 
     @on_all_ranks
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
@@ -111,10 +111,6 @@ class VerlWorker(TrainingWorker):
 
     # -- one pass over a batch -----------------------------------------------------------------------
 
-    def _share(self, batch: TrainBatch) -> RankShard:
-        most = self._learner.micro_batch_tokens
-        return RankShard(batch, dist.get_rank(), dist.get_world_size(), most, self._pairs_per_token)
-
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """Take one optimizer step under ``self.loss_fn``, and return verl's report of it."""
         tu.assign_non_tensor(data, update_lr_scheduler=advance_schedule, calculate_entropy=entropy)
@@ -127,24 +123,12 @@ class VerlWorker(TrainingWorker):
             )
         return metrics
 
-    def _forward(self, batch: TrainBatch, output: str) -> list[torch.Tensor]:
-        """Return what the model says of every response token [R], of all samples in order, on every rank."""
-        share = self._share(batch)
-        data = share.unscored()
+    def column(self, shard: RankShard, name: str, output: str = "log_probs") -> Columns:
+        """A column of this name: what the model puts out for each sampled token. Collective."""
+        data = unscored(shard)
         tu.assign_non_tensor(data, compute_loss=False)
-        own = share.responses(tu.get(self.infer_batch(data), output))
-        gathered: list[dict[int, torch.Tensor]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(gathered, own)
-        by_index = {index: row for part in gathered for index, row in part.items()}
-        return [by_index[index] for index in range(len(batch.samples))]
-
-    def _logprobs(self, batch: TrainBatch) -> list[tuple[float, ...]]:
-        """Log-probability of each sampled token under a language model, as a column."""
-        return as_column(self._forward(batch, "log_probs"), batch)
-
-    def scored(self, batch: TrainBatch, column: str) -> TrainBatch:
-        """The batch with these log-probabilities in a column. Collective."""
-        return batch.with_column(column, self._logprobs(batch))
+        rows = responses(shard, tu.get(self.infer_batch(data), output))
+        return {name: as_column(shard, rows)}
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from policies.learning.settings import LearnerConfig
 class FaultyModel:
     """Of the second rank. The first one waits for it, as in a collective, until ``told`` is there."""
 
+    pairs_per_token = 0
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from learner_samples import RESPONSE_TOKENS, ragged_samples, with_random_columns
+from whole_batches import shards
 
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
@@ -107,15 +108,15 @@ def through_verl(
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.utils import prepare_micro_batches
 
-    from policies.learning.verl.data import RankShard
+    from policies.learning.verl.data import scored
 
     num_ranks, max_tokens = cut
     batch = TrainBatch(samples=samples)
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     total, metrics = torch.tensor(0.0), []
-    for rank in range(num_ranks):
-        share = RankShard(batch, rank, num_ranks, max_tokens, pairs_per_token=384)
-        data = share.scored(columns)
+    for share in shards(batch, num_ranks, max_tokens, 384, [*columns]):
+        indices = [branch.sample for row in share.rows for branch in row]
+        data = scored(share, columns)
         tu.assign_non_tensor(
             data,
             dp_size=num_ranks,
@@ -128,8 +129,7 @@ def through_verl(
             assert len(micro_batches) > 1
         for micro_batch, rows in zip(micro_batches, positions, strict=True):
             model_output = {
-                name: nested([tensors[share.indices[row]] for row in rows])
-                for name, tensors in outputs.items()
+                name: nested([tensors[indices[row]] for row in rows]) for name, tensors in outputs.items()
             }
             part, reported = loss(model_output=model_output, data=micro_batch)
             total = total + part / num_ranks  # FSDP takes the mean of the ranks' gradients
@@ -144,13 +144,11 @@ def policy_loss_through_verl(
     cut: tuple[int, int],
     samples: Samples = SAMPLES,
 ) -> tuple[float, list[dict[str, Any]]]:
+    from policies.learning.division import OLD_LOGPROBS, policy_columns
     from policies.learning.verl.config import actor_config
-    from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS
     from policies.learning.verl.losses import policy_loss
 
-    columns = POLICY_COLUMNS | OLD_LOGPROBS
-    if settings.kl_place == "loss":
-        columns["reference_logprobs"] = "ref_log_prob"
+    columns = policy_columns(settings) | OLD_LOGPROBS
     loss = partial(policy_loss, settings, actor_config(LearnerConfig(), settings))
     return through_verl(loss, columns, outputs, cut, samples)
 
@@ -414,9 +412,9 @@ def test_k3_pulls_token_back_however_far_below_reference_it_is() -> None:
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
 def test_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     """The clipped squared error of PPO's implementations (Engstrom et al. 2020, section 3), halved."""
+    from policies.learning.division import VALUE_COLUMNS
     from policies.learning.verl.config import critic_config
     from policies.learning.verl.critic import clipped_value_loss
-    from policies.learning.verl.data import VALUE_COLUMNS
 
     expected_rows, rows = (
         [(row.detach() + 5).requires_grad_() for row in new_logprobs()] for _ in range(2)

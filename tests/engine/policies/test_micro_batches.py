@@ -8,8 +8,8 @@ from itertools import chain
 
 import pytest
 
+from policies.learning.rows import Branch, Row
 from policies.learning.verl.micro_batches import divide, divide_further
-from policies.learning.verl.token_trees import Branch, Row
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 

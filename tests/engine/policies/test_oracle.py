@@ -433,7 +433,7 @@ def test_weights_are_those_of_the_oracle_on_trees(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, case: str
 ) -> None:
     """A mini-batch has three trajectories with stripped thoughts; the oracle computes each turn alone."""
-    from policies.learning.verl.token_trees import plan_rows
+    from policies.learning.rows import plan_rows
 
     samples = [each for group in recorded(0, strips=True) for each in group.trajectories]
     sequences = [

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers_reference import weights_of
 from two_ranks import on_two_ranks
+from whole_batches import WholeBatches
 
 from environments.errors import ConfigError
 from policies.engines.weights import WholeTensors, pack
@@ -58,7 +59,7 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
     from policies.learning.verl.learner import VerlLearner
 
     for kind in KINDS:
-        worker = (
+        worker = WholeBatches(
             VerlCritic(str(model), LearnerConfig(), 100, 1)
             if kind == "critic"
             else VerlLearner(str(model), POLICIES[kind], resolve(WITH_REFERENCE, RESPONSE_TOKENS), 100, 1)

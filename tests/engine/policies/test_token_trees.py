@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_batches import shards
 
 from environments.types import Completion, Step, Trajectory
 from policies.learning.samples import TrainBatch, TrainingSample, training_samples
@@ -26,55 +27,15 @@ ANY = 10**9
 """Enough tokens, or pairs, for whatever is shared here."""
 
 
-def samples_of(plan: Sequence[Sequence[Any]]) -> list[list[int]]:
-    return [[branch.sample for branch in row] for row in plan]
-
-
-# -- which samples share a row -------------------------------------------------------------------------
-
-
-def test_samples_with_a_common_beginning_share_a_row() -> None:
-    from policies.learning.verl.token_trees import num_tokens, plan_rows
-
-    first, second = [1] * 100, [2] * 100
-    rows = plan_rows([[*first, 7], [*second, 8], [*first, 5], [*first, 5, 6], [3, 1]], 1000, PAIRS)
-    assert samples_of(rows) == [[2, 3, 0], [1], [4]]
-    assert [num_tokens(row) for row in rows] == [103, 101, 2]
-    assert samples_of(plan_rows([first, first], 1000, pairs=0)) == [[0], [1]]
-
-
-def test_row_ends_where_it_would_cost_more_than_two() -> None:
-    from policies.learning.verl.token_trees import BLOCK, plan_rows
-
-    def answers(length: int, number: int) -> list[list[int]]:
-        return [[1] * 300 + [token] * length for token in range(2, 2 + number)]
-
-    assert samples_of(plan_rows(answers(50, 4), 400, PAIRS)) == [[0, 1], [2, 3]]
-    long = PAIRS * 300 // BLOCK
-    assert long > BLOCK
-    assert samples_of(plan_rows(answers(long, 2), 10_000, PAIRS)) == [[0, 1]]
-    assert samples_of(plan_rows(answers(long + 1, 2), 10_000, PAIRS)) == [[0], [1]]
-
-
-def test_halves_of_a_row_are_cut_where_the_tree_is_thin() -> None:
-    from policies.learning.verl.token_trees import halves, num_tokens, plan_rows
-
-    sequences = [[1, 1, 2, 2, 2, 2, end] for end in range(4)] + [[1, 3, 3, 3, 3, end] for end in range(4)]
-    (row,) = plan_rows(sequences, ANY, ANY)
-    parts = halves(row)
-    assert samples_of(parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [num_tokens(part) for part in parts] == [10, 9]
-
-
 # -- what each token sees ------------------------------------------------------------------------------
 
 
 def micro_batch(rows: Sequence[Sequence[Sequence[int]]], num_prompt: int = 1) -> TensorDict:
     """Rows of samples in the order of their ids, all of whose tokens but the first ones were sampled."""
-    from policies.learning.verl.data import RankShard
+    from policies.learning.verl.data import unscored
 
     samples = [sample(ids[:num_prompt], ids[num_prompt:]) for row in rows for ids in row]
-    data = RankShard(TrainBatch(samples=tuple(samples)), 0, 1, ANY, ANY).unscored()
+    data = unscored(shards(TrainBatch(samples=tuple(samples)), 1, ANY, ANY)[0])
     assert data["row"].tolist() == [number for number, row in enumerate(rows) for _ in row]
     return data
 
@@ -131,12 +92,12 @@ def seen(layout: Layout) -> torch.Tensor:
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), min_size=1, max_size=12))
 @settings(deadline=None, max_examples=60)
 def test_each_prefix_is_one_token_and_sees_itself(ids: list[list[int]]) -> None:
-    from policies.learning.verl.data import RankShard
+    from policies.learning.verl.data import unscored
     from policies.learning.verl.token_trees import Layout
 
     batch = TrainBatch(samples=tuple(sample(each[:1], each[1:]) for each in ids))
-    shard = RankShard(batch, 0, 1, ANY, ANY)
-    layout = Layout.of(shard.unscored())
+    [shard] = shards(batch, 1, ANY, ANY)
+    layout = Layout.of(unscored(shard))
     prefixes = {tuple(each[:end]) for each in ids for end in range(1, len(each) + 1)}
     assert int(layout.lengths.sum()) == len(prefixes)
     tokens, width, start = layout.input_ids.flatten(), layout.input_ids.shape[1], 0
@@ -223,7 +184,7 @@ def trees() -> TrainBatch:
 
 def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list[torch.Tensor], int]:
     """The gradient of a clipped loss with advantages and ratios by token, and the tokens computed for it."""
-    from policies.learning.verl.data import RankShard
+    from policies.learning.verl.data import unscored
     from policies.learning.verl.engine import Predicted, model_inputs
     from policies.learning.verl.micro_batches import prepare_micro_batches
     from policies.learning.verl.token_trees import Layout
@@ -231,8 +192,8 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
     # isort: split
     from verl.utils import tensordict_utils as tu
 
-    shard = RankShard(batch, 0, 1, most, pairs)
-    data, count = shard.unscored(), 0
+    [shard] = shards(batch, 1, most, pairs)
+    data, count = unscored(shard), 0
     tu.assign_non_tensor(data, max_token_len_per_gpu=most)
     model.zero_grad()
     for each, indices in zip(*prepare_micro_batches(data), strict=True):

@@ -279,9 +279,10 @@ def test_ppo_has_generalized_advantages_over_the_trajectory() -> None:
     found, metrics = assign_credit(GROUPS, scored(), algorithm("ppo", gamma=gamma, options={"lam": lam}), 0.0)
     assert_equal(rows(found), whitened(raw))
     assert_equal(rows(found, "returns"), returns)
-    assert metrics["learn/return_mean"] == pytest.approx(
-        np.concatenate(list(returns.values())).mean(), abs=1e-5
-    )
+    unexplained, of_all = (np.concatenate(list(each.values())) for each in (raw, returns))
+    assert metrics["learn/return_mean"] == pytest.approx(of_all.mean(), abs=1e-5)
+    explained = 1 - unexplained.var() / of_all.var()
+    assert metrics["learn/explained_variance"] == pytest.approx(explained, abs=1e-5)
 
 
 def test_only_a_critic_gets_returns() -> None:
@@ -291,7 +292,8 @@ def test_only_a_critic_gets_returns() -> None:
 
 def test_single_token_has_no_variance_to_be_divided_by() -> None:
     groups = [group("a", [(1, 1.0)])]
-    found, _ = assign_credit(groups, scored(groups), algorithm("ppo"), 0.0)
+    found, metrics = assign_credit(groups, scored(groups), algorithm("ppo"), 0.0)
+    assert "learn/explained_variance" not in metrics, "all returns are the same"
     assert rows(found)["a/0"].tolist() == [0.0]
     assert rows(found, "returns")["a/0"].tolist() == [1.0]
 
