@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import repository  # noqa: F401
 from feedback_calculator import FOLDER, HEEDED
-from programs import Program, free_port, run, success, warm_started_model
+from programs import Program, free_port, run, success, trained, warm_started_model
 from report import Report
 
 from environments import math_reward_fn
@@ -154,47 +154,41 @@ def imitated(base: str, recordings: Path, heeded: str, directory: Path, seed: in
         "workload=feedback_calculator",
         f"model.path={base}",
         f"seed={seed}",
-        f"run.directory={directory}",
         "stages=[warm_start]",
         "warm_start.num_steps=60",
         "evaluation.every=0",
     ]
-    if not (directory / "checkpoints" / "latest").exists():
-        run(settings, {FOLDER: str(recordings), HEEDED: heeded})
-    return str(directory)
+    return trained(directory, settings, {FOLDER: str(recordings), HEEDED: heeded})
 
 
 def rewarded(base: str, recordings: Path, directory: Path, seed: int, lr: float) -> str:
     """The model after updates on the recorded answers with their scores as rewards."""
     rollouts = directory.with_name(f"{directory.name}-rollouts")
-    if not (directory / "checkpoints" / "latest").exists():
+    if not directory.exists():
         shutil.rmtree(rollouts, ignore_errors=True)
         run(
             [str(recordings), str(rollouts), f"--groups-per-step={GROUPS_PER_STEP}"],
             command="launch.recipes.feedback",
         )
-        run(
-            [
-                "recipe=calculator",
-                f"model.path={base}",
-                f"seed={seed}",
-                f"run.directory={directory}",
-                f"run.replay={rollouts}",
-                f"run.num_steps={NUM_QUESTIONS // GROUPS_PER_STEP}",
-                "run.checkpoints.every=1",
-                "run.checkpoints.kept=9",
-                "stages=[reinforce]",
-                "warm_start.num_steps=0",
-                f"rollout.groups_per_step={GROUPS_PER_STEP}",
-                f"rollout.group_size={NUM_ANSWERS}",
-                f"learner.optimizer.lr={lr}",
-                "learner.optimizer.warmup_steps=0",
-                "learner.mini_batch_size=8",
-                "algorithm.correction.level=token",
-                "evaluation.every=0",
-            ]
-        )
-    return str(directory)
+    settings = [
+        "recipe=calculator",
+        f"model.path={base}",
+        f"seed={seed}",
+        f"run.replay={rollouts}",
+        f"run.num_steps={NUM_QUESTIONS // GROUPS_PER_STEP}",
+        "run.checkpoints.every=1",
+        "run.checkpoints.kept=9",
+        "stages=[reinforce]",
+        "warm_start.num_steps=0",
+        f"rollout.groups_per_step={GROUPS_PER_STEP}",
+        f"rollout.group_size={NUM_ANSWERS}",
+        f"learner.optimizer.lr={lr}",
+        "learner.optimizer.warmup_steps=0",
+        "learner.mini_batch_size=8",
+        "algorithm.correction.level=token",
+        "evaluation.every=0",
+    ]
+    return trained(directory, settings)
 
 
 def judged(harm: str, folder: Path) -> str:
