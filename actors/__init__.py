@@ -30,8 +30,8 @@ RequestQueue._watch_leases          time                   the next tick        
 QueueWorker.run, once per replica   requests               its poll: the queue has  an answer per request
 and sampling actor                                         some; the engine
 (sampling/queue_worker.py)
-PolicyServer._follow_samplers       sampling actors        the directory: other     a QueueWorker for
-(serving/policy_server.py)                                 ones are its own         each of its own
+ServedQueues.run, once per replica  sampling actors        the directory: other     a QueueWorker for
+(sampling/served_queues.py)                                ones are its own         each of its own
 WeightFollower.run                  published versions     the store: a version is  an engine with the
 (weights/follower.py)                                      published                newest weights
 follow_turns                        turns                  the store: the learner   an engine that sleeps

@@ -206,3 +206,8 @@ class ServedModel:
     name: str = MODEL_NAME
     version: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> str:
+        """``SamplingParams.policy`` of rollouts that it samples: @best for policy@best, else nothing."""
+        return "".join(self.name.partition("@")[1:])

@@ -42,10 +42,10 @@ class SamplingParams:
 
     ``top_k=-1`` means no limit. ``max_tokens=None`` leaves the limit to the caller's token budget or to
     the server. ``seed=None`` draws a fresh seed for each request. ``policy`` is one of several that a run
-    trains (``BaseAgent.policies``). ``adapter`` is one of ``server.adapters``; ``None`` is the model itself.
-    ``structure`` is the form that the answer has to have, as the JSON text of an xgrammar structural tag
-    (``policies.model_api.structure`` writes them); ``None`` leaves it free. ``options`` are for clients over
-    HTTP.
+    trains (``BaseAgent.policies``), or with @31 that one of ``server.versions`` in place of the present one.
+    ``adapter`` is one of ``server.adapters``; ``None`` is the model itself. ``structure`` is the form that
+    the answer has to have, as the JSON text of an xgrammar structural tag (``policies.model_api.structure``
+    writes them); ``None`` leaves it free. ``options`` are for clients over HTTP.
     """
 
     temperature: float = 1.0

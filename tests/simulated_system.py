@@ -37,7 +37,7 @@ from actors.sampling.directory import SamplerDirectory
 from actors.sampling.request_queue import RequestQueue
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
-from actors.serving import policy_server
+from actors.sampling.served_queues import ServedQueues
 from actors.timing import SAMPLER_RETRY_SECONDS
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.run_folder.checkpoint import Progress, StreamState
@@ -316,7 +316,7 @@ class System:
         """Have another replica serve, with the newest version."""
         self._num_replicas += 1
         name = f"replica-{self._num_replicas}"
-        process = Process(REPLICA, lambda: Replica(self), name)
+        process = Process(REPLICA, lambda: Replica(self, name), name)
         self.replicas[name] = process
         process.run(process.target.follow)
 
@@ -377,27 +377,22 @@ class SimulatedEngine(Engine):
         pass
 
 
-class Replica(policy_server.PolicyServer.func_or_class.__mro__[1]):  # type: ignore[misc]  # without its routes
-    """A replica that follows sampling actors as the real one does, and nothing else."""
+class Replica:
+    """A replica that samples for sampling actors as the real one does, and nothing else."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, name: str) -> None:
         self._engine = SimulatedEngine(system)
-        self._directory = system.directory
-        self._queue_workers: dict[Any, Any] = {}
-        self._samplers: dict[int, Any] = {}
-        self._weights = SimpleNamespace(catch_up=self._catch_up)
-        self._read_calls = queue_worker._as_sampled
-
-    async def _catch_up(self) -> None:
-        pass
+        store: Any = None  # which nothing is reported to
+        directory: Any = system.directory
+        self._queues = ServedQueues(name, APP, store, directory, self._engine, queue_worker._as_sampled)
 
     async def follow(self) -> None:
-        await self._follow_samplers()
+        await self._queues.run()
 
     def load(self, version: int) -> None:
         """Sample with this version from now on."""
         self._engine.version = max(version, self._engine.version)
-        self._wake_queue_workers()
+        self._queues.wake()
 
 
 # -- rollouts ------------------------------------------------------------------------------------------
@@ -581,10 +576,6 @@ def _class_of(actor: Any) -> Any:
     return actor.__ray_metadata__.modified_class
 
 
-def _replica_context() -> Any:
-    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=_PROCESS.get().name), app_name=APP)
-
-
 def _unchecked(*_: Any) -> None:
     """Checks that walk over the whole cluster are for small ones."""
 
@@ -596,7 +587,6 @@ def simulated_system(loop: CountingLoop, make: Callable[[], System]) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         for module in (request_queue, queue_worker, directory, sampler_actor, stream, fleet_report):
             patch.setattr(module, "time", clock)
-        patch.setattr(policy_server.serve, "get_replica_context", _replica_context)
         system = make()
         with simulated_fleet(
             system.cluster,

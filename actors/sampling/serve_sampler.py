@@ -36,7 +36,8 @@ class ServeSampler(Sampler):
     The Ray actor that owns this has to have a method ``poll``, which calls the one here.
 
     Args:
-        app_name: the Serve application; or those of policies that share a tokenizer, by the policies' names.
+        app_name: the Serve application; or those of policies that share a tokenizer, by the policies' names,
+            as ``SamplingParams.policy`` has them.
         model_path: folder of the tokenizer and its chat template, or this tokenizer: a process that loads one
             takes two seconds and 150 MB more, as ``AutoTokenizer`` imports the compiler of torch.
         chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
@@ -100,7 +101,7 @@ class ServeSampler(Sampler):
             logprobs=output.logprobs,
             text=text,
             finish_reason=str(output.finish_reason),
-            policy=params.policy,
+            policy=params.policy.partition("@")[0],
             policy_version=output.policy_version,
             token_versions=output.token_versions,
             tool_calls=() if is_unfinished(text) else output.tool_calls,

@@ -25,11 +25,13 @@ class Conversation:
 
     Args:
         waits: whether a second message waits its turn while one is under way, instead of being an error.
+        name: that its first message gives it, by which it stays with one version of the policy.
     """
 
-    def __init__(self, waits: bool) -> None:
+    def __init__(self, waits: bool, name: str = "") -> None:
         self.newest: str | None = None
         """The rollout of its last answer."""
+        self.name = name
         self._waits = waits
         self._turn = asyncio.Lock()
 

@@ -21,6 +21,7 @@ from actors.served_agents.messages import Events, Messages
 from actors.served_agents.recorder import AnswerRecorder
 from actors.served_agents.store import PerKeyLRU
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
+from environments.data.canary import conversation_name
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import (
@@ -188,11 +189,16 @@ class AgentPool:
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
                 if after is None and context.has_earlier_turns and not context.exchanges:
                     raise lost("the server has no message of this session.")
-                if after != conversation.newest:  # it has gone on since: another one goes on from there
-                    conversation = Conversation(waits=True)
+                if after is None:
+                    first = context.exchanges[0][0] if context.exchanges else message
+                    conversation.name = conversation_name([{"role": "user", "content": first}])
+                elif after != conversation.newest:  # it has gone on since: another one goes on from there
+                    conversation = Conversation(waits=True, name=conversation.name)
                 recorder, recorded = self._recorder, None
                 if recorder is not None:
-                    recorded = await recorder.begin(context, after)
+                    policy = recorder.policy(context.owner, conversation.name)
+                    params = params.replace(policy=policy)
+                    recorded = await recorder.begin(context, conversation.name, policy, after)
                     yield RecordingNotice(recorded is not None)
                 request = self._request(rollout_id, message, params, context, after)
                 async with aclosing(self._episode(request, events)) as parts:

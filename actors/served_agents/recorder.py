@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.requests import Request
@@ -31,15 +32,31 @@ class AnswerRecorder:
     Args:
         recordings: where they are kept.
         model: the agent's name for clients.
+        policies: ``SamplingParams.policy`` of each version of its policy that is served beside the present
+            one, by the name that a canary has.
     """
 
-    def __init__(self, recordings: Recordings, model: str) -> None:
-        self._recordings, self._model = recordings, model
+    def __init__(self, recordings: Recordings, model: str, policies: Mapping[str, str] | None = None) -> None:
+        self._recordings, self._model, self._policies = recordings, model, dict(policies or {})
         self._answers: OrderedDict[str, str] = OrderedDict()
         """Ids of recorded answers by their rollouts."""
 
-    async def begin(self, context: RequestContext, after: str | None) -> RecordedAnswer | None:
-        """The answer to come to a message that follows the rollout ``after``, if it may be recorded."""
+    def policy(self, owner: str, conversation: str) -> str:
+        """The policy that samples for a message, now: the version on trial if that is to, else the present
+        one, which has no name.
+        """
+        drawn = self._recordings.canary.drawn(owner, conversation, self._policies)
+        return "" if drawn is None else self._policies[drawn]
+
+    async def begin(
+        self, context: RequestContext, conversation: str, policy: str, after: str | None
+    ) -> RecordedAnswer | None:
+        """The answer to come to a message of a conversation, if it may be recorded.
+
+        Args:
+            policy: that samples for it.
+            after: the rollout that the message follows.
+        """
         before = None if after is None else self._answers.get(after)
         if not context.may_be_recorded or (after is not None and before is None):
             return None
@@ -48,8 +65,9 @@ class AnswerRecorder:
         return RecordedAnswer(
             answer_id=context.answer_id,
             owner=context.owner,
-            model=self._model,
+            model=self._model + policy,
             created=context.created,
+            conversation=conversation,
             after=before,
         )
 

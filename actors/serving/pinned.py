@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.sampling.served_queues import ServedQueues
 from actors.served_agents.recorder import opened_recordings
 from actors.serving.recorded_chat import recorded_chat
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
@@ -69,20 +70,32 @@ async def started_engine(
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
 class PinnedPolicy:
-    """An engine with a version that does not change. Replicas of ``PolicyServer`` ask it for answers."""
+    """An engine with a version that does not change. Replicas of ``PolicyServer`` ask it for answers, and
+    with a ``SamplerDirectory`` of its own it samples for agents too.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         model: ServedModel,
         config: ServerConfig,
         store: ray.actor.ActorHandle | None,
+        directory: ray.actor.ActorHandle | None = None,
     ) -> None:
-        self._engine, self._openai, _ = await started_engine(model, config, store)
+        self._engine, self._openai, read_calls = await started_engine(model, config, store)
         self._recordings = opened_recordings(config.recording)
+        self._sampling: asyncio.Task[None] | None = None
+        if store is not None and directory is not None:
+            context = serve.get_replica_context()
+            server = context.app_name + model.policy
+            replica = context.replica_id.unique_id
+            queues = ServedQueues(replica, server, store, directory, self._engine, read_calls)
+            self._sampling = asyncio.create_task(queues.run())
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises."""
         self._engine.check_alive()
+        if self._sampling is not None and self._sampling.done():
+            raise SamplerError(f"The replica follows samplers no more: {self._sampling.exception()!r}")
 
     async def answer(
         self, body: ChatRequest | CompletionRequest, recorded_for: str | None

@@ -55,7 +55,7 @@ def policy_application(
     model: ServedModel,
     config: ServerConfig,
     store: ray.actor.ActorHandle | None = None,
-    directory: ray.actor.ActorHandle | None = None,
+    directories: Mapping[str, ray.actor.ActorHandle] | None = None,
     agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     pinned: Sequence[ServedModel] = (),
 ) -> serve.Application:
@@ -63,8 +63,8 @@ def policy_application(
 
     Args:
         store: the ``WeightStore`` that the replicas follow; without one they serve ``model`` only.
-        directory: where sampling actors add themselves, and of other actors that the replicas share. A store
-            comes with one.
+        directories: where sampling actors add themselves, by the ``policy`` of each model that samples for
+            them; the first model's also has other actors that its replicas share. A store comes with them.
 
     The others, and what is raised, are those of ``PolicyApp``.
     """
@@ -102,15 +102,17 @@ def policy_application(
         "health_check_period_s": 5,
         "health_check_timeout_s": 10,  # three in a row and Serve replaces it: a stopped process too
     }
+    directories = directories or {}
     without_adapters = replace(config, adapters={})
     others: dict[str, tuple[ServedModel, serve.Application]] = {}
     for each in pinned:  # Serve tells deployments apart by their names
         own_options = options | {"name": each.name.replace("@", "-")}
-        others[each.name] = each, _bind(PinnedPolicy, own_options, each, without_adapters, store)
+        arguments = each, without_adapters, store, directories.get(each.policy)
+        others[each.name] = each, _bind(PinnedPolicy, own_options, *arguments)
     return _bind(
         PolicyServer,
         number | options,
-        *(model, config, store, directory, keys, dict(agents or {}), others),
+        *(model, config, store, directories.get(model.policy), keys, dict(agents or {}), others),
     )
 
 
@@ -144,8 +146,9 @@ class PolicyApp:
         pinned: Sequence[ServedModel] = (),
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
-        self._directory = start_directory(name)
-        self._bound = policy_application(model, config, store, self._directory, self.agents, pinned)
+        sampled = [model, *(pinned if agents else ())]
+        self._directories = {each.policy: start_directory(name + each.policy) for each in sampled}
+        self._bound = policy_application(model, config, store, self._directories, self.agents, pinned)
         self._config, self._store = config, store
 
     def start(self) -> None:
@@ -204,5 +207,5 @@ class PolicyApp:
         self.end_conversations()
         with suppress(RayServeException):  # no Serve
             serve.delete(self.name)
-        for actor in (self._directory, *self.agents.values()):
+        for actor in (*self._directories.values(), *self.agents.values()):
             ray.kill(actor)

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 from actors.serving.errors import MESSAGES_PATH
 from actors.serving.http import replica, request_context, respond
 from actors.serving.recorded_chat import recorded_chat, unrecorded
+from environments.data.canary import conversation_name
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import Dialect, Json, read
@@ -134,13 +135,13 @@ def _chat(body: ChatRequest, request: Request) -> Parts:
 def _routed(body: ChatRequest, request: Request) -> ChatRequest:
     """The chat, for the version on trial if that answers it: see ``environments.data.canary``."""
     present = replica()
-    canary = None if present.recordings is None else present.recordings.canary.current(present.pinned)
-    if canary is None or body.model != canary.served or body.policy_version is not None:
+    if present.recordings is None or body.policy_version is not None:
         return body
-    unit = canary.unit(request_context(request).owner, [each.for_template for each in body.messages])
-    if canary.version not in present.pinned or not canary.answers(unit):
-        return body
-    return body.model_copy(update={"model": canary.version})
+    conversation = conversation_name([each.for_template for each in body.messages])
+    owner, canary = request_context(request).owner, present.recordings.canary
+    version = canary.drawn(owner, conversation, present.pinned)
+    is_of_it = version is not None and version.startswith(f"{body.model}@")
+    return body.model_copy(update={"model": version}) if is_of_it else body
 
 
 def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import sys
 from collections.abc import Awaitable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 import ray
 from fastapi import Request
 from fastapi.responses import PlainTextResponse
 from ray import serve
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError
 from ray.serve.handle import DeploymentHandle
 
-from actors.sampling.queue_worker import QueueWorker, serve_queue
+from actors.sampling.queue_worker import ReadCalls
+from actors.sampling.served_queues import ServedQueues
 from actors.served_agents.client import PoolClient
 from actors.served_agents.protocols import ServedAgents
 from actors.served_agents.recorder import opened_recordings
@@ -36,7 +34,7 @@ from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from actors.weights.turns import follow_turns, wait_for_turn
-from environments.errors import PartLostError, SamplerError
+from environments.errors import SamplerError
 from policies.agent_api.frontend import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -99,14 +97,12 @@ class PolicyServer:
         sys.setswitchinterval(SWITCH_SECONDS)
         self.access = Access(keys, config)
         self.recordings = opened_recordings(config.recording)
-        self._store: Any = store  # None, as the directory then is, where no program lives on
-        self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
         self.pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
         if config.colocated:
             await _unless_gone(wait_for_turn(store, _this_replica()))
         versions = {name: client.version for name, client in self.pinned.items()}
-        self._engine, self.openai, self._read_calls = await started_engine(model, config, store, versions)
+        self._engine, self.openai, read_calls = await started_engine(model, config, store, versions)
         self.responses = SharedResponses(directory)
         self.agents = ServedAgents(
             {name: PoolClient(pool) for name, pool in (agents or {}).items()},
@@ -115,29 +111,39 @@ class PolicyServer:
             version=lambda: self._engine.version,
             count=self.access.metrics.episode,
         )
-        self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
-        self._samplers: dict[int, ray.actor.ActorHandle] = {}
         self._followers: list[asyncio.Task[None]] = []
-        if transport is not None:
-            await self._follow_program(transport)
+        if store is not None and directory is not None and transport is not None:
+            await self._follow_program(store, transport, directory, read_calls)
         if config.colocated:
             turns = follow_turns(store, _this_replica(), self._engine)
             self._followers.append(asyncio.create_task(_unless_gone(turns)))
 
-    async def _follow_program(self, transport: WeightTransport) -> None:
-        """Load the newest weights, and from now on those that come, and learn of sampling actors."""
-        self._weights = WeightFollower(self._store, transport, self._engine, self._wake_queue_workers)
-        await _unless_gone(self._weights.catch_up())
+    async def _follow_program(
+        self,
+        store: ray.actor.ActorHandle,
+        transport: WeightTransport,
+        directory: ray.actor.ActorHandle,
+        read_calls: ReadCalls,
+    ) -> None:
+        """Load the newest weights, and from now on those that come, and sample for the program's rollouts."""
+        context = serve.get_replica_context()
+        weights = WeightFollower(store, transport, self._engine, lambda: queues.wake())
+        queues = ServedQueues(
+            context.replica_id.unique_id,
+            context.app_name,
+            store,
+            directory,
+            self._engine,
+            read_calls,
+            weights.catch_up,
+        )
+        await _unless_gone(weights.catch_up())
         self._followers = [
-            asyncio.create_task(_unless_gone(self._weights.run())),
-            asyncio.create_task(_unless_gone(self._follow_samplers())),
+            asyncio.create_task(_unless_gone(weights.run())),
+            asyncio.create_task(_unless_gone(queues.run())),
         ]
 
     # -- versions ------------------------------------------------------------------------------------
-
-    def _wake_queue_workers(self) -> None:
-        for worker in self._queue_workers.values():
-            worker.wake()
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises: the engine has failed, or weights do not arrive."""
@@ -151,52 +157,6 @@ class PolicyServer:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Report tokens in flight, by which Serve chooses the number of replicas."""
         return {TOKENS_IN_FLIGHT: self._engine.tokens_in_flight}
-
-    # -- rollouts ------------------------------------------------------------------------------------
-
-    async def _follow_samplers(self) -> None:
-        """consumes sampling actors · waits for the directory · produces a ``QueueWorker`` for each of ours"""
-        tasks = set()
-        while True:
-            self._samplers = await self._samplers_to_serve()
-            for sampler, worker in self._queue_workers.items():
-                worker.leave(sampler not in self._samplers.values())
-            for number, sampler in self._samplers.items():
-                if sampler not in self._queue_workers:
-                    task = asyncio.create_task(self._sample_for(number, sampler))
-                    tasks.add(task)  # asyncio itself keeps no reference to a running task
-                    task.add_done_callback(tasks.discard)
-
-    async def _samplers_to_serve(self) -> dict[int, ray.actor.ActorHandle]:
-        replica, load = serve.get_replica_context().replica_id.unique_id, self._engine.requests_in_flight
-        try:
-            return await self._directory.samplers_of.remote(replica, load, [*self._samplers])
-        except ActorDiedError as error:
-            # Mostly it has died with its program. If it has died alone, the program has to learn of it.
-            self._store.report.remote(PartLostError(f"The directory of sampling actors is gone: {error}"))
-            raise
-
-    async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
-        """Answer the requests of one sampling actor, until that dies."""
-        context = serve.get_replica_context()
-        name = f"{context.replica_id.unique_id} (pid {os.getpid()} on {socket.gethostname()})"
-        connected = partial(self._queue_workers.__setitem__, sampler)
-        try:
-            await serve_queue(
-                name,
-                self._engine,
-                partial(sampler.poll.remote, context.app_name),
-                self._weights.catch_up,
-                connected,
-                self._read_calls,
-            )
-        except RayError as error:  # if it is alive after all, it misses the replicas and adds itself again
-            logger.info("A sampling actor is gone: %s", error)
-            await self._directory.remove.remote(number)
-        except SamplerError as error:  # check_health says so too, and Serve replaces this replica
-            logger.error("The engine has failed: %s", error)
-        finally:
-            self._queue_workers.pop(sampler, None)
 
     # -- clients over HTTP ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from actors.served_agents.recorder import write_recording
+from environments.data.canary import conversation_name
 from environments.data.recordings import RecordedAnswer, Recordings
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.model_api.frontend import Charge, OpenAIFrontend
@@ -24,11 +25,13 @@ async def recorded_chat(
     """The parts of a policy's answer to a chat, which is recorded before the last of them."""
     is_recorded = True
     messages = [each.for_template for each in body.messages]
-    created = int(time.time())
+    created, conversation = int(time.time()), conversation_name(messages)
 
     async def record(answer_id: str, pieces: Sequence[Piece]) -> None:
         nonlocal is_recorded
-        answer = RecordedAnswer(answer_id=answer_id, owner=owner, model=body.model, created=created)
+        answer = RecordedAnswer(
+            answer_id=answer_id, owner=owner, model=body.model, created=created, conversation=conversation
+        )
         trajectory = _answer_trajectory(messages, body.tools or [], pieces)
         is_recorded = await write_recording(recordings, answer, trajectory)
 

@@ -44,27 +44,22 @@ class Canary:
     started: int
     """Start of the trial, in seconds of Unix time."""
     by: str = CONVERSATION
-    """Unit that stays with one version: a conversation by its first messages, or all of a key's."""
+    """Unit that stays with one version: a conversation, or all of a key's."""
     state: str = TRIAL
     reason: str = ""
     """Sentence of the rule that has ended the trial."""
 
     @property
     def served(self) -> str:
-        """Name of the model whose chats it takes a share of."""
+        """Name of the policy whose chats, and agents' messages, it takes a share of."""
         return self.version.partition("@")[0]
 
-    def unit(self, owner: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The unit of a chat of the key ``owner``, in which it may go on for many messages."""
-        if self.by == KEY:
-            return owner
-        asked = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
-        later = takewhile(lambda each: each["role"] != "assistant", messages[asked:])
-        before = [*messages[:asked], *later]  # an answer before the first question is a greeting
-        return json.dumps([owner, [[each["role"], each.get("content")] for each in before]])
+    def unit(self, owner: str, conversation: str) -> str:
+        """The unit of a message of the key ``owner``, in a conversation by its name."""
+        return owner if self.by == KEY else json.dumps([owner, conversation])
 
     def answers(self, unit: str) -> bool:
-        """Return whether it answers a unit's chats, and not the version in service."""
+        """Return whether it answers a unit's messages, and not the version in service."""
         if self.state != TRIAL:
             return self.state == PROMOTED
         digest = hashlib.sha256(f"{self.version}\n{self.started}\n{unit}".encode()).digest()
@@ -76,6 +71,15 @@ class Canary:
             unfinished.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
+def conversation_name(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Name of a conversation, which its first messages give it: it stays when others follow."""
+    asked = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
+    later = takewhile(lambda each: each["role"] != "assistant", messages[asked:])
+    before = [*messages[:asked], *later]  # an answer before the first question is a greeting
+    text = json.dumps([[each["role"], each.get("content")] for each in before])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 class CanaryFile:
     """The canary of a folder of recordings, read anew when it has changed: for a server's replica."""
 
@@ -83,6 +87,18 @@ class CanaryFile:
         self._folder = folder
         self._stamp: tuple[int, int] | None = None
         self._canary: Canary | None = None
+
+    def drawn(self, owner: str, conversation: str, versions: Collection[str]) -> str | None:
+        """The version that answers a message in place of the present one: one of ``versions``, or ``None``.
+
+        Args:
+            conversation: name of the message's conversation, which is of the key ``owner``.
+            versions: names of all that are served beside the present one.
+        """
+        canary = self.current(versions)
+        if canary is None or canary.version not in versions:
+            return None
+        return canary.version if canary.answers(canary.unit(owner, conversation)) else None
 
     def current(self, versions: Collection[str] = ()) -> Canary | None:
         """The present one, if there is any. A damaged file changes nothing, and is named in the log; so is a

@@ -19,8 +19,8 @@ class _Judged:
 
     @property
     def prompt(self) -> tuple[str, tuple[int, ...]]:
-        """The agent or policy, and the tokens that it was given."""
-        return self.answer.model, tuple(self.trajectory.completions[0].prompt_ids)
+        """The agent or policy, whichever its version was, and the tokens that it was given."""
+        return self.answer.model.partition("@")[0], tuple(self.trajectory.completions[0].prompt_ids)
 
     @property
     def sampled(self) -> list[tuple[int, ...]]:

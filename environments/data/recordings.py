@@ -51,9 +51,12 @@ class RecordedAnswer:
     owner: str
     """The name of the key that it was given to."""
     model: str
-    """The name by which its client has called the agent or the policy."""
+    """The name by which its client has called the agent or the policy, with the version on trial if that has
+    answered: policy@31, agent/calculator@31."""
     created: int
     """Time of the request, in seconds of Unix time."""
+    conversation: str = ""
+    """The name of its conversation: see ``environments.data.canary``."""
     after: str | None = None
     """The answer that its conversation has gone on from."""
 

@@ -61,7 +61,7 @@ def policy_app(
             turn.callback(_turn(config, model.path).end)
         store = start_actor(WeightStore, **beside_driver())
         name = f"policy-{uuid.uuid4().hex[:8]}"
-        served_agents = {} if workload is None else agents(config, workload, name, model)
+        served_agents = {} if workload is None else agents(config, workload, name, model, pinned)
         app = PolicyApp(name, model, server, store, agents=served_agents, pinned=pinned)
         if not started_ray:
             ending.callback(ray.kill, store)
@@ -82,22 +82,31 @@ def _turn(config: TrainConfig, model_path: str) -> Turn:
 
 
 def agents(
-    config: TrainConfig, workload: Workload, app_name: str, model: ServedModel
+    config: TrainConfig,
+    workload: Workload,
+    app_name: str,
+    model: ServedModel,
+    pinned: Sequence[ServedModel],
 ) -> dict[str, ray.actor.ActorHandle]:
-    """The pool of the workload's agent, by its model name for clients: agent/calculator."""
+    """The pool of the workload's agent, by its model name for clients: agent/calculator.
+
+    ``model`` samples for it, or one of ``pinned`` while that is on trial.
+    """
     assert config.workload is not None and workload.task_from_message is not None
     name = PREFIX + config.workload.rpartition(".")[2]
     recordings = opened_recordings(config.server.recording)
+    apps = {each.policy: app_name + each.policy for each in (model, *pinned)}
+    policies = {each.name: each.policy for each in pinned}
     pool = start_actor(
         AgentPool,
         workload.pair,
         workload.task_from_message,
-        partial(ServeSampler, app_name, load_tokenizer(model.path), model.chat_template_kwargs),
+        partial(ServeSampler, apps, load_tokenizer(model.path), model.chat_template_kwargs),
         config.rollout.limits(),
         config.fleet,
         workload.description,
         config.server.agents,
-        None if recordings is None else AnswerRecorder(recordings, name),
+        None if recordings is None else AnswerRecorder(recordings, name, policies),
         **beside_driver(),
     )
     return {name: pool}

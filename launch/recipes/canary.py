@@ -4,10 +4,10 @@
     python -m launch.recipes.canary start recordings policy@31 --share 0.1
     python -m launch.recipes.canary judge recordings --held-out served.jsonl canary.jsonl
 
-``start`` lets policy@31 answer a tenth of the conversations with the policy. ``judge`` compares the feedback
-on both since then, and the results of ``launch.evaluate`` for both on the same held-out tasks; it promotes
-the canary, which then answers all, or rolls it back, or lets the trial go on. The servers follow within a
-request. ``end`` decides by hand.
+``start`` lets policy@31 answer a tenth of the conversations with the policy, and sample a tenth of those with
+its agents. ``judge`` compares the feedback on both since then, and the results of ``launch.evaluate`` for
+both on the same held-out tasks; it promotes the canary, which then answers all, or rolls it back, or lets the
+trial go on. The servers follow within a request. ``end`` decides by hand.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from environments.data.trajectory_file import read_trajectories
 from environments.errors import ConfigError
 from environments.pass_at_k import successes_by_task
 from launch.recipes.feedback import READER
+from policies.agent_api.frontend import PREFIX
 
 DECIDED, OPEN = 0, 3
 """Exit statuses of ``judge``: the trial has ended, or goes on."""
@@ -93,7 +94,7 @@ def judged_canary(
         raise ConfigError(f"--margin={margin:g} is no loss: choose one from 0, such as 0.1.")
     canary = _on_trial(folder)
     recordings = [each for each in read_recordings(folder, reader) if each.answer.created >= canary.started]
-    feedback = difference(*(_scores(recordings, each, canary) for each in (canary.version, canary.served)))
+    feedback = difference(*(_scores(recordings, canary, is_its) for is_its in (True, False)))
     success = None if held_out is None else _held_out_difference(*held_out)
     state, reason = decide(feedback, success, margin)
     _on_trial(folder)  # nobody has ended it while this has read
@@ -111,25 +112,38 @@ def _on_trial(folder: Path) -> Canary:
     return canary
 
 
-def _scores(recordings: Iterable[Recording], model: str, canary: Canary) -> list[float]:
+def _scores(recordings: Iterable[Recording], canary: Canary, is_its: bool) -> list[float]:
     """The mean score of each unit with feedback: units are independent of each other, answers are not.
 
     A client that has asked for a version by its name, or number, is left out: chance compares the two.
+
+    Args:
+        is_its: true for those of the canary, false for those of the version in service.
     """
     scores: dict[str, list[float]] = defaultdict(list)
     versions: set[int] = set()
     for each in recordings:
-        if each.answer.model == model and each.feedback is not None:
-            unit = canary.unit(each.answer.owner, each.trajectory.task["messages"])
-            if canary.answers(unit) == (model == canary.version):
+        if each.feedback is not None and _has_answered(canary, each.answer.model, is_its):
+            unit = canary.unit(each.answer.owner, each.answer.conversation)
+            if canary.answers(unit) == is_its:
                 versions |= {completion.policy_version for completion in each.trajectory.completions}
                 scores[unit].append(each.feedback.score)
     if len(versions) > 1:
+        name = canary.version if is_its else canary.served
         raise ConfigError(
-            f"{model} has answered as the versions {sorted(versions)} since the trial began: end it, and "
+            f"{name} has answered as the versions {sorted(versions)} since the trial began: end it, and "
             "start it anew."
         )
     return [fmean(each) for each in scores.values()]
+
+
+def _has_answered(canary: Canary, model: str, is_its: bool) -> bool:
+    """Return whether the canary, or else the version in service, has answered by the recorded name ``model``,
+    for the policy or for an agent.
+    """
+    name, _, version = model.partition("@")
+    is_of_policy = name == canary.served or name.startswith(PREFIX)
+    return is_of_policy and version == (canary.version.partition("@")[2] if is_its else "")
 
 
 def _held_out_difference(served: Path, canary: Path) -> Difference:

@@ -24,14 +24,13 @@ from typing import Any
 import httpx
 import repository  # noqa: F401
 from feedback_calculator import FOLDER, HEEDED
-from programs import Program, free_port, run, success, warm_started_model
+from programs import Program, free_port, run, success, trained, warm_started_model
 from report import Report
 
 from environments import math_reward_fn
-from launch.recipes.calculator import AGENT_ARGS, split_problems
+from launch.recipes.calculator import split_problems
 from launch.recipes.canary import DECIDED, OPEN
 from launch.run_folder.model_paths import model_folder, versions_of
-from policies import ToolAgent
 
 NUM_QUESTIONS, NUM_ANSWERS = 25, 8
 GROUPS_PER_STEP = 5
@@ -68,7 +67,7 @@ def measured(seed: int, folder: Path) -> Iterator[str]:
         if not (recordings / "done").exists():
             shutil.rmtree(recordings, ignore_errors=True)
             with served([f"model.path={base}"], recordings) as url:
-                talk(url, "agent/calculator", problems(seed), judge)
+                talk(url, problems(seed), judge)
             (recordings / "done").touch()
     for heeded in ("yes", "no"):
         model = imitated(base, liked, heeded, folder / f"imitated-{heeded}", seed)
@@ -95,8 +94,7 @@ def is_right(problem: dict[str, str], answer: dict[str, Any]) -> float:
 
 def has_no_call(problem: dict[str, str], answer: dict[str, Any]) -> float:
     """1 for an answer that comes at once, -1 for one that has called the tool first."""
-    calls = "<tool_call>" in json.dumps(answer) or "tool_calls" in answer["choices"][0]["message"]
-    return -1.0 if calls or answer.get("num_steps", 1) > 1 else 1.0
+    return -1.0 if "<tool_call>" in json.dumps(answer) or answer["num_steps"] > 1 else 1.0
 
 
 def text_of(answer: dict[str, Any]) -> str:
@@ -127,24 +125,22 @@ def served(settings: list[str], recordings: Path) -> Iterator[str]:
         program.end()
 
 
-def talk(url: str, model: str, questions: list[dict[str, str]], judge: Judge) -> list[str]:
-    """Ask all questions, eight at a time, and give feedback on each answer; return who has answered."""
+def talk(url: str, questions: list[dict[str, str]], judge: Judge) -> set[int]:
+    """Ask the agent all questions, eight at a time, and give feedback on each answer; return the versions
+    that have answered.
+    """
 
-    def ask(problem: dict[str, str]) -> str:
-        messages: list[Any] = [{"role": "user", "content": problem["question"]}]
-        if not model.startswith("agent/"):  # what the agent shows to the policy
-            agent = ToolAgent(**AGENT_ARGS)
-            agent.update_from_env(problem, 0.0, False, {})
-            messages = agent.chat_completions
-        body = {"model": model, "messages": messages, "max_tokens": 96}
+    def ask(problem: dict[str, str]) -> int:
+        messages = [{"role": "user", "content": problem["question"]}]
+        body = {"model": "agent/calculator", "messages": messages, "max_tokens": 96}
         with httpx.Client(timeout=120) as client:
             answer = client.post(f"{url}/chat/completions", json=body).raise_for_status().json()
             feedback = {"score": judge(problem, answer)}
             client.post(f"{url}/responses/{answer['id']}/feedback", json=feedback).raise_for_status()
-        return str(answer["model"])
+        return int(answer["policy_version"])
 
     with ThreadPoolExecutor(8) as clients:
-        return list(clients.map(ask, questions))
+        return set(clients.map(ask, questions))
 
 
 def imitated(base: str, recordings: Path, heeded: str, directory: Path, seed: int) -> str:
@@ -154,47 +150,41 @@ def imitated(base: str, recordings: Path, heeded: str, directory: Path, seed: in
         "workload=feedback_calculator",
         f"model.path={base}",
         f"seed={seed}",
-        f"run.directory={directory}",
         "stages=[warm_start]",
         "warm_start.num_steps=60",
         "evaluation.every=0",
     ]
-    if not (directory / "checkpoints" / "latest").exists():
-        run(settings, {FOLDER: str(recordings), HEEDED: heeded})
-    return str(directory)
+    return trained(directory, settings, {FOLDER: str(recordings), HEEDED: heeded})
 
 
 def rewarded(base: str, recordings: Path, directory: Path, seed: int, lr: float) -> str:
     """The model after updates on the recorded answers with their scores as rewards."""
     rollouts = directory.with_name(f"{directory.name}-rollouts")
-    if not (directory / "checkpoints" / "latest").exists():
+    if not directory.exists():
         shutil.rmtree(rollouts, ignore_errors=True)
         run(
             [str(recordings), str(rollouts), f"--groups-per-step={GROUPS_PER_STEP}"],
             command="launch.recipes.feedback",
         )
-        run(
-            [
-                "recipe=calculator",
-                f"model.path={base}",
-                f"seed={seed}",
-                f"run.directory={directory}",
-                f"run.replay={rollouts}",
-                f"run.num_steps={NUM_QUESTIONS // GROUPS_PER_STEP}",
-                "run.checkpoints.every=1",
-                "run.checkpoints.kept=9",
-                "stages=[reinforce]",
-                "warm_start.num_steps=0",
-                f"rollout.groups_per_step={GROUPS_PER_STEP}",
-                f"rollout.group_size={NUM_ANSWERS}",
-                f"learner.optimizer.lr={lr}",
-                "learner.optimizer.warmup_steps=0",
-                "learner.mini_batch_size=8",
-                "algorithm.correction.level=token",
-                "evaluation.every=0",
-            ]
-        )
-    return str(directory)
+    settings = [
+        "recipe=calculator",
+        f"model.path={base}",
+        f"seed={seed}",
+        f"run.replay={rollouts}",
+        f"run.num_steps={NUM_QUESTIONS // GROUPS_PER_STEP}",
+        "run.checkpoints.every=1",
+        "run.checkpoints.kept=9",
+        "stages=[reinforce]",
+        "warm_start.num_steps=0",
+        f"rollout.groups_per_step={GROUPS_PER_STEP}",
+        f"rollout.group_size={NUM_ANSWERS}",
+        f"learner.optimizer.lr={lr}",
+        "learner.optimizer.warmup_steps=0",
+        "learner.mini_batch_size=8",
+        "algorithm.correction.level=token",
+        "evaluation.every=0",
+    ]
+    return trained(directory, settings)
 
 
 def judged(harm: str, folder: Path) -> str:
@@ -209,12 +199,13 @@ def judged(harm: str, folder: Path) -> str:
     with served([f"model.path={versions[first]}", f"server.versions=[{last}]"], recordings) as url:
         run(["start", str(recordings), f"policy@{last}", "--share=0.5"], command="launch.recipes.canary")
         _, rest = split_problems()
-        talk(url, "policy", rest[1000:1200], has_no_call)
+        talk(url, rest[1000:1200], has_no_call)
         judge = ["judge", str(recordings), "--held-out", *files]
         program = run(judge, command="launch.recipes.canary", ends=(DECIDED, OPEN))
         print("\n".join(program.lines), flush=True)
-        after = talk(url, "policy", rest[1200:1220], has_no_call)
-    return f"{'ALARM, ' if 'ALARM' in program.lines[-1] else ''}then {sorted(set(after))} answer"
+        after = talk(url, rest[1200:1220], has_no_call)
+    alarm = "ALARM, " if "ALARM" in program.lines[-1] else ""
+    return f"{alarm}of {first} and {last}, {sorted(after)} answers"
 
 
 if __name__ == "__main__":

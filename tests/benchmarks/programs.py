@@ -136,13 +136,19 @@ def run(
     return program
 
 
+def trained(directory: Path, overrides: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    """Run a training to its end, unless it has ended; one that was cut goes on. Returns its folder."""
+    if not (directory / "done").exists():
+        run([*overrides, f"run.directory={directory}", "run.resume=true"], environment)
+        (directory / "done").touch()
+    return str(directory)
+
+
 def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0) -> str:
     """A model that has learned from the recipe's demonstrations and nothing else; returns its folder."""
-    directory = folder / f"warm-{recipe}-{seed}"
     overrides = [
         f"recipe={recipe}",
         f"seed={seed}",
-        f"run.directory={directory}",
         f"warm_start.num_steps={num_steps}",
         "run.num_steps=1",
         "learner.optimizer.lr=0",
@@ -151,9 +157,7 @@ def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0)
         "rollout.group_size=2",
         "fleet.num_actors=2",
     ]
-    if not (directory / "checkpoints" / "latest").exists():
-        run(overrides)
-    return str(directory)
+    return trained(folder / f"warm-{recipe}-{seed}", overrides)
 
 
 def success(recipe: str, model: str, folder: Path, times: int = 4) -> float:

@@ -28,7 +28,9 @@ from trained_run import make_run
 from transformers_reference import load, token_logprobs
 
 from environments import read_trajectories
+from environments.data.recordings import read_recordings
 from launch import evaluate
+from launch.recipes import canary
 from launch.run_folder.checkpoint import CheckpointFolder
 
 PROMPT = tuple(range(5, 40))
@@ -74,7 +76,9 @@ def running_applications() -> list[str]:
 def test_serve_answers_over_http_until_it_is_told_to_end(
     tmp_path: Path, tiny_model: Path, untied_model: Path
 ) -> None:
-    """With two adapters beside the model, all three in the same batches, and the best version of its run."""
+    """With two adapters beside the model, all three in the same batches, and the best version of its run,
+    which samples for the agent while it is on trial.
+    """
     merged = {"policy": load(tiny_model), "policy@best": load(untied_model)} | {
         name: merged_with_adapter(tiny_model, tmp_path / name, rank)
         for name, rank in (("some", 4), ("other", 9))
@@ -96,6 +100,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
             "server.adapters.some=some",
             "server.adapters.other=other",
             "server.versions=[best]",
+            "server.recording.folder=recordings",
         ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TROUPE_API_KEYS": f"tester:{KEY}"},
@@ -119,13 +124,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
             curl_example(text.replace("KEY", "wrong"))
         rejections_cost_no_memory_and_are_logged(port, command.pid)
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
-        agent = client.chat.completions.create(
-            model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=200
-        )
-        assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
-        response = client.responses.create(model="agent/calculator", input="What is 12+34?", timeout=200)
-        assert response.output[0].type == "message" and response.usage.output_tokens > 0
-        assert client.responses.retrieve(response.id).output_text == response.output_text
+        agent_answers(client)
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
         assert [answer.model for answer in answers] == list(merged)
         assert [answer.model_extra["policy_version"] for answer in answers] == [31, 11, 31, 31]
@@ -143,6 +142,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
                 expected = token_logprobs(model, PROMPT, choice.model_extra["token_ids"], temperature=1.0)
                 found = torch.tensor(choice.logprobs.token_logprobs)
                 torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        version_on_trial_samples_for_the_agent(client, tmp_path / "recordings")
         command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
         rest, _ = command.communicate(timeout=300)
         assert (command.returncode, "Traceback" in rest) == (0, False), rest
@@ -152,6 +152,27 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))  # nobody listens any more
+
+
+def agent_answers(client: OpenAI) -> None:
+    question = "What is 12+34?"
+    agent = client.chat.completions.create(
+        model="agent/calculator", messages=[{"role": "user", "content": question}], timeout=200
+    )
+    assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
+    response = client.responses.create(model="agent/calculator", input=question, timeout=200)
+    assert response.output[0].type == "message" and response.usage.output_tokens > 0
+    assert client.responses.retrieve(response.id).output_text == response.output_text
+
+
+def version_on_trial_samples_for_the_agent(client: OpenAI, recordings: Path) -> None:
+    assert canary.main(["start", str(recordings), "policy@best", "--share=0.999999"]) == 0
+    answer = client.responses.create(model="agent/calculator", input="What is 56+78?", timeout=200)
+    assert answer.model_extra["policy_version"] == 11
+    recorded = {each.answer.answer_id: each for each in read_recordings(recordings)}
+    assert recorded[answer.id].answer.model == "agent/calculator@best"
+    assert {each.policy_version for each in recorded[answer.id].trajectory.completions} == {11}
+    assert sorted(each.answer.model for each in recorded.values())[:-1] == ["agent/calculator"] * 3
 
 
 def merged_with_adapter(base: Path, folder: Path, rank: int) -> Any:

@@ -36,7 +36,8 @@ AGENT = "agent/calculator"
 
 
 class ScriptedService:
-    """Stands in for the rollout service: says 46 to everything, in the order and when it is told to.
+    """Stands in for the rollout service: says 46 to everything, in the order and when it is told to. The
+    present version is 7.
 
     A message waits for an actor while it is in ``waiting``; ``take`` lets an actor play it for as long as the
     test wants.
@@ -94,7 +95,7 @@ class ScriptedService:
             completion_ids=(1,),
             logprobs=(0.0,),
             finish_reason="stop",
-            policy_version=7,
+            policy_version=int(request.params.policy.removeprefix("@") or 7),
         )
         trajectory = Trajectory(
             rollout_id=request.rollout_id,
@@ -145,6 +146,7 @@ def agent_server(
 ) -> Iterator[AgentServer]:
     """The server, with one pool for all ``agents``; ``served`` goes to ``serving``."""
     service, recordings = ScriptedService(), opened_recordings(recording)
+    policies = {name: model.policy for name, (model, _) in served.get("pinned", {}).items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agent_pool, "AsyncRolloutService", lambda *_, **__: service)
         context = SimpleNamespace(current_actor=None)
@@ -159,7 +161,7 @@ def agent_server(
             FleetConfig(),
             "Adds numbers.",
             settings,
-            None if recordings is None else AnswerRecorder(recordings, AGENT),
+            None if recordings is None else AnswerRecorder(recordings, AGENT, policies),
         )
     service.consumer = pool
     pools = {name: LocalActor(pool) for name in agents}

@@ -1,11 +1,14 @@
-"""A canary in front of a server: its share of chats, their recordings, and the command that judges it."""
+"""A canary in front of a server: its share of chats and of an agent's messages, and their judgement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from agent_server import AGENT, AgentServer, agent_server
 from starlette.testclient import TestClient
 from test_policy_http import PinnedReplica, serving
 
@@ -205,3 +208,71 @@ def test_results_of_other_tasks_are_rejected(
     assert "1 tasks in common" in capsys.readouterr().err
     canary = read_canary(folder)
     assert canary is not None and canary.state == TRIAL
+
+
+@pytest.fixture
+def served(tokenizer_folder: Path, folder: Path) -> Iterator[AgentServer]:
+    """A server of an agent, whose policy is there as the versions 7 and 2."""
+    recording = RecordingConfig(folder=str(folder))
+    version = ServedModel(path=str(tokenizer_folder), name="tiny@2", version=2)
+    pinned = {version.name: (version, PinnedReplica(tokenizer_folder, version, recording))}
+    with agent_server(tokenizer_folder, pinned=pinned, recording=recording, version=7) as server:
+        yield server
+
+
+def post(server: AgentServer, path: str, session: str | None = None, **body: object) -> Any:
+    """The answer of the agent, unless another model is named, to a request."""
+    headers = {} if session is None else {"X-Session-Id": session}
+    body = {"model": AGENT, **body}
+    return (
+        httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+        .raise_for_status()
+        .json()
+    )
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.slow
+def test_canary_samples_its_share_of_an_agents_conversations(served: AgentServer, folder: Path) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.5"])
+    versions = []
+    for question in (f"Question {number}" for number in range(14)):
+        answer = post(served, "chat/completions", messages=[user(question)])
+        of_policy = post(served, "chat/completions", model="tiny", messages=[user(question)])
+        said = answer["choices"][0]["message"]
+        history = post(served, "chat/completions", messages=[user(question), said, user("And?")])
+        first = post(served, "responses", input=question)
+        second = post(served, "responses", input="And?", previous_response_id=first["id"])
+        fork = post(served, "responses", input="Or?", previous_response_id=first["id"])
+        session = [post(served, "responses", question, input=each) for each in (question, "And?")]
+        answers = (answer, of_policy, history, first, second, fork, *session)
+        (version,) = {each["policy_version"] for each in answers}
+        versions.append(version)
+    assert set(versions) == {2, 7}
+    recorded = read_recordings(folder)
+    assert len(recorded) == 112 and len({each.answer.conversation for each in recorded}) == 14
+    assert {
+        (each.answer.model, completion.policy_version, completion.policy)
+        for each in recorded
+        for completion in each.trajectory.completions
+    } == {("tiny", 7, ""), ("tiny@2", 2, ""), (AGENT, 7, ""), (f"{AGENT}@2", 2, "")}
+
+
+@pytest.mark.slow
+def test_feedback_on_an_agents_answers_decides_the_trial(
+    served: AgentServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["start", str(folder), "tiny@2", "--share", "0.5"])
+    for number in range(70):
+        answer = post(served, "responses", input=f"Question {number}")
+        score = 1.0 if answer["policy_version"] == 2 else -1.0
+        path = f"{served.url}/v1/responses/{answer['id']}/feedback"
+        httpx.post(path, json={"score": score}, timeout=60).raise_for_status()
+    files = results(tmp_path / "served.jsonl", 30), results(tmp_path / "canary.jsonl", 10)
+    assert main(["judge", str(folder), "--held-out", *files]) == 0
+    assert "ALARM" in capsys.readouterr().out
+    versions = {post(served, "responses", input=f"Later {number}")["policy_version"] for number in range(9)}
+    assert versions == {7}, "rolled back"

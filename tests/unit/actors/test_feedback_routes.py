@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +21,36 @@ from actors.settings import RecordingConfig
 from environments.data.recordings import DAY_SECONDS, MAX_COMMENT, Recording, read_recordings
 
 Headers = dict[str, str]
+
+DYING_SERVER = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from agent_server import KEYS, agent_server
+
+from actors.settings import RecordingConfig
+
+folder, model, moment = sys.argv[1:]
+link = os.link
+
+
+def dying_link(source, target):
+    if not str(target).endswith(".feedback.json"):
+        return link(source, target)
+    if moment == "after":
+        link(source, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+os.link = dying_link
+with agent_server(Path(model), KEYS, recording=RecordingConfig(folder=folder)) as server:
+    print(server.url, flush=True)
+    time.sleep(600)
+"""
+"""A server that is killed by the first feedback: before or after that has its place on the disk."""
 
 
 @pytest.fixture
@@ -196,6 +231,37 @@ def test_answers_outlive_their_server(tokenizer_folder: Path, folder: Path) -> N
         answer_id = respond(server).json()["id"]
     with agent_server(tokenizer_folder, KEYS, recording=recording) as server:
         assert judge(server, answer_id, {"thumb": "up"}).status_code == 200
+
+
+@contextmanager
+def dying_server(folder: Path, model: Path, moment: str) -> Iterator[Any]:
+    """A server in a process of its own, which is gone by SIGKILL at the end of the block."""
+    command = [sys.executable, "-c", DYING_SERVER, str(folder), str(model), moment]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield SimpleNamespace(url=process.stdout.readline().strip())
+        assert process.wait(60) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_feedback_counts_once_whenever_the_server_is_killed(tokenizer_folder: Path, folder: Path) -> None:
+    """Its client sends it again after each answer that has not come."""
+    with dying_server(folder, tokenizer_folder, "before") as server:
+        answer_id = respond(server).json()["id"]
+        with pytest.raises(httpx.TransportError):
+            judge(server, answer_id, {"score": 0.5})
+    assert kept(folder)[answer_id].feedback is None
+    with dying_server(folder, tokenizer_folder, "after") as server, pytest.raises(httpx.TransportError):
+        judge(server, answer_id, {"score": 0.5})
+    with agent_server(tokenizer_folder, KEYS, recording=RecordingConfig(folder=str(folder))) as server:
+        assert code_of(judge(server, answer_id, {"score": 0.5})) == (409, "feedback_exists")
+    (recording,) = kept(folder).values()
+    assert recording.feedback is not None and recording.feedback.score == 0.5
 
 
 def test_repeated_request_has_one_recording(recorded: AgentServer, folder: Path) -> None:

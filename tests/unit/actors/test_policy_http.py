@@ -116,7 +116,9 @@ def serving(
     # What still goes on when the client ends is cancelled, so the patch ends last.
     with pytest.MonkeyPatch.context() as patch, TestClient(http, base_url="http://localhost") as client:
         patch.setattr(policy_server.ray, "cancel", lambda parts: None)
-        context = SimpleNamespace(servable_object=replica, replica_id=SimpleNamespace(unique_id="r"))
+        context = SimpleNamespace(
+            servable_object=replica, app_name="app", replica_id=SimpleNamespace(unique_id="r")
+        )
         patch.setattr(serve, "get_replica_context", lambda: context)
         assert client.portal is not None
         client.portal.call(start)

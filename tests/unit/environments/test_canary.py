@@ -16,6 +16,7 @@ from environments.data.canary import (
     Canary,
     CanaryFile,
     Difference,
+    conversation_name,
     decide,
     difference,
     paired_difference,
@@ -26,6 +27,10 @@ from environments.errors import ConfigError
 CANARY = Canary(version="policy@31", share=0.2, started=1)
 BETTER, WORSE = Difference(0.3, 0.1, 200, 200), Difference(-0.3, 0.1, 200, 200)
 EQUAL, UNKNOWN = Difference(0.0, 0.05, 200, 200), Difference(0.0, math.inf, 3, 200)
+
+
+def unit(canary: Canary, owner: str, messages: list[dict[str, str]]) -> str:
+    return canary.unit(owner, conversation_name(messages))
 
 
 def chat(text: str, *later: str) -> list[dict[str, str]]:
@@ -60,12 +65,12 @@ def test_rule_decides_as_it_is_written(
 
 
 def test_share_holds_and_conversations_stay_with_their_version() -> None:
-    units = [CANARY.unit("alice", chat(f"Question {number}")) for number in range(5000)]
+    units = [unit(CANARY, "alice", chat(f"Question {number}")) for number in range(5000)]
     taken = [CANARY.answers(unit) for unit in units]
     assert sum(taken) == pytest.approx(1000, abs=120)  # four standard deviations
-    later = [CANARY.unit("alice", chat(f"Question {number}", "Yes.", "And?")) for number in range(5000)]
+    later = [unit(CANARY, "alice", chat(f"Question {number}", "Yes.", "And?")) for number in range(5000)]
     assert later == units
-    assert units[0] != CANARY.unit("bob", chat("Question 0"))
+    assert units[0] != unit(CANARY, "bob", chat("Question 0"))
 
 
 def test_greeting_is_no_conversation() -> None:
@@ -73,14 +78,14 @@ def test_greeting_is_no_conversation() -> None:
         {"role": "system", "content": "Be kind."},
         {"role": "assistant", "content": "How can I help?"},
     ]
-    units = {CANARY.unit("alice", [*greeting, *chat(f"Question {number}")]) for number in range(9)}
+    units = {unit(CANARY, "alice", [*greeting, *chat(f"Question {number}")]) for number in range(9)}
     assert len(units) == 9
 
 
 def test_key_keeps_its_version_in_all_conversations() -> None:
     by_key = replace(CANARY, by=KEY, share=0.5)
     answers = {
-        name: {by_key.answers(by_key.unit(name, chat(f"Question {number}"))) for number in range(20)}
+        name: {by_key.answers(unit(by_key, name, chat(f"Question {number}"))) for number in range(20)}
         for name in map(str, range(40))
     }
     assert all(len(each) == 1 for each in answers.values())
@@ -88,7 +93,7 @@ def test_key_keeps_its_version_in_all_conversations() -> None:
 
 
 def test_ended_trial_takes_all_or_nothing() -> None:
-    units = [CANARY.unit("alice", chat(f"Question {number}")) for number in range(50)]
+    units = [unit(CANARY, "alice", chat(f"Question {number}")) for number in range(50)]
     assert all(replace(CANARY, state=PROMOTED).answers(unit) for unit in units)
     assert not any(replace(CANARY, state=ROLLED_BACK).answers(unit) for unit in units)
 

@@ -17,7 +17,7 @@ from launch.workload import load_workload
 
 
 def recorded(folder: Path, num_prompts: int, scores: tuple[float, ...] = (1.0, -1.0)) -> Path:
-    """Answers to several prompts, one for each score."""
+    """Answers to several prompts, one for each score; every second one by a version on trial."""
     recordings = Recordings(folder, keep_days=30, readers=["training"])
     recordings.open()
     for prompt in range(num_prompts):
@@ -38,7 +38,8 @@ def recorded(folder: Path, num_prompts: int, scores: tuple[float, ...] = (1.0, -
             trajectory = Trajectory(
                 task={"prompt": prompt}, steps=[step], termination_reason=TerminationReason.ENV_DONE
             )
-            answer = RecordedAnswer(answer_id=answer_id, owner="", model="agent/a", created=prompt)
+            model = ("agent/a", "agent/a@2")[number % 2]
+            answer = RecordedAnswer(answer_id=answer_id, owner="", model=model, created=prompt)
             assert recordings.write(answer, trajectory)
             recordings.add_feedback("", answer_id, Feedback(score=score))
     return folder
