@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +74,17 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own, for two minutes at most."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, 120))
+    return True
 
 
 LONGEST = ("test_train_on_ray.py", "test_verl_learner.py")
