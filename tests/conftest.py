@@ -29,17 +29,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Else most calls of Ray start a cluster where there is none, and its end takes the tests' process along.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+hypothesis.settings.register_profile("busy", deadline=None)  # a generated test may be slow on a busy machine
+hypothesis.settings.load_profile("busy")
 
 ENGINE = Path(__file__).with_name("engine")
 """Tests that start Ray, vLLM or verl."""
 _exit_status = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what Ray has to say to itself, and let a generated test be slow on a busy machine."""
-    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:ray.*")
-    hypothesis.settings.register_profile("busy", deadline=None)
-    hypothesis.settings.load_profile("busy")
 
 
 @pytest.hookimpl(trylast=True)
