@@ -92,6 +92,11 @@ async def nothing_new() -> None:
     pass
 
 
+def serve(queue: RequestQueue, engine: Engine, name: str = "a") -> asyncio.Task[None]:
+    """Let a worker run until the test ends."""
+    return asyncio.create_task(QueueWorker(name, engine, queue.poll, nothing_new).run())
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.01)
@@ -103,7 +108,7 @@ def request(index: int) -> TokenRequest:
 
 async def test_requests_of_all_kinds_are_answered() -> None:
     queue = RequestQueue("policy")
-    link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
+    serve(queue, EchoEngine())
     for _ in range(3):
         answers = await asyncio.gather(
             *(queue.sample(request(index)) for index in range(8)), return_exceptions=True
@@ -114,7 +119,6 @@ async def test_requests_of_all_kinds_are_answered() -> None:
             (index,) for index in range(1, 8)
         ]
     assert queue.status().replicas["a"].engine.num_tokens == 42
-    link.cancel()
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
@@ -122,29 +126,27 @@ async def test_log_probability_that_is_not_finite_fails_its_request(
     logprob: float,
 ) -> None:
     queue, engine = RequestQueue("policy"), EchoEngine()
-    link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+    serve(queue, engine)
     engine.logprob = logprob
     with pytest.raises(LogprobError, match=rf"^EchoEngine \(pid \d.*version 0, .*{logprob} for token 0"):
         await queue.sample(request(1))
     engine.logprob = -0.5
     assert (await queue.sample(request(2))).token_ids == (2,)
-    link.cancel()
 
 
 async def test_unknown_error_of_an_engine_fails_its_request_alone() -> None:
     queue = RequestQueue("policy")
-    link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
+    serve(queue, EchoEngine())
     with pytest.raises(SamplerError, match=r"^EchoEngine of replica a .* OSError: This request is odd"):
         await queue.sample(TokenRequest((7, 7), SamplingParams()))
     assert (await queue.sample(request(2))).token_ids == (2,)
-    link.cancel()
 
 
 @pytest.mark.slow
 async def test_new_requests_are_fetched_while_others_are_sampled() -> None:
     queue, engine = RequestQueue("policy"), EchoEngine()
     engine.go.clear()
-    link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+    serve(queue, engine)
     waiting = []
     for index in range(1, 4):
         waiting.append(asyncio.create_task(queue.sample(request(index))))
@@ -152,7 +154,6 @@ async def test_new_requests_are_fetched_while_others_are_sampled() -> None:
         assert queue.status().replicas["a"].num_running == index
     engine.go.set()
     await asyncio.gather(*waiting)
-    link.cancel()
 
 
 async def test_worker_polls_only_when_there_is_something_to_report() -> None:
@@ -190,18 +191,17 @@ async def test_new_version_is_reported_at_once() -> None:
 async def test_what_is_revoked_is_not_sampled_any_further() -> None:
     queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
     engine.go.clear()
-    link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+    serve(queue, engine)
     waiting = asyncio.create_task(queue.sample(request(1)))
     await until(lambda: engine.num_begun == 1)
     waiting.cancel()
     await until(lambda: engine.num_cancelled == 1)
-    link.cancel()
 
 
 @pytest.mark.slow
 async def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
     queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
-    link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())
+    link = serve(queue, broken, "broken")
     broken.go.clear()
     waiting = [asyncio.create_task(queue.sample(request(index))) for index in (13, 13)]
     await until(lambda: broken.num_begun == 2)
@@ -209,10 +209,10 @@ async def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
     with pytest.raises(SamplerError, match="gone"):
         await link
     whole.go.clear()
-    other = asyncio.create_task(QueueWorker("whole", whole, queue.poll, nothing_new).run())
+    serve(queue, whole, "whole")
     await until(lambda: whole.num_begun == 2)
     assert queue.status().replicas["whole"].num_running == 2
-    for each in (other, *waiting):
+    for each in waiting:
         each.cancel()
 
 
@@ -290,7 +290,6 @@ async def test_worker_that_leaves_delivers_what_it_has_and_ends() -> None:
     assert (await answer).token_ids == (1,)
     await link
     assert not late.done() and engine.num_cancelled == 0
-    late.cancel()
 
 
 async def test_worker_that_is_wanted_again_goes_on() -> None:
@@ -309,11 +308,9 @@ async def test_queues_count_what_each_has_at_a_replica() -> None:
     one, other, engines = RequestQueue("one"), RequestQueue("other"), [EchoEngine(), EchoEngine()]
     for engine in engines:
         engine.go.clear()
-    links = [
-        asyncio.create_task(QueueWorker(f"replica {number}", engine, queue.poll, nothing_new).run())
-        for number, engine in enumerate(engines)
-        for queue in ([one, other] if number == 0 else [other])
-    ]
+    for number, engine in enumerate(engines):
+        for queue in [one, other] if number == 0 else [other]:
+            serve(queue, engine, f"replica {number}")
     await until(lambda: len(other.status().replicas) == 2 and len(one.status().replicas) == 1)
     requests = [TokenRequest((index + 1, 1, 1), SamplingParams()) for index in range(30)]
     asked = [asyncio.create_task(one.sample(each)) for each in requests[:10]]
@@ -322,8 +319,6 @@ async def test_queues_count_what_each_has_at_a_replica() -> None:
     asked += [asyncio.create_task(other.sample(each)) for each in requests[10:]]
     await until(lambda: sum(engine.num_begun for engine in engines) == 30)
     assert [engine.num_begun for engine in engines] == [15, 15]
-    for task in (*asked, *links):
-        task.cancel()
 
 
 @pytest.mark.slow
@@ -348,7 +343,6 @@ async def test_worker_that_comes_back_has_another_name_than_a_lost_one(
         await asyncio.sleep(0.01)
     link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
     assert (await asyncio.wait_for(answer, 3)).token_ids == (1,)
-    link.cancel()
 
 
 @pytest.mark.slow
