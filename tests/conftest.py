@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,17 +30,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Else most calls of Ray start a cluster where there is none, and its end takes the tests' process along.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+hypothesis.settings.register_profile("busy", deadline=None)  # a generated test may be slow on a busy machine
+hypothesis.settings.load_profile("busy")
 
 ENGINE = Path(__file__).with_name("engine")
 """Tests that start Ray, vLLM or verl."""
 _exit_status = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what Ray has to say to itself, and let a generated test be slow on a busy machine."""
-    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:ray.*")
-    hypothesis.settings.register_profile("busy", deadline=None)
-    hypothesis.settings.load_profile("busy")
 
 
 @pytest.hookimpl(trylast=True)
@@ -73,6 +70,17 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own, for two minutes at most."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, 120))
+    return True
 
 
 LONGEST = ("test_train_on_ray.py", "test_verl_learner.py")

@@ -47,7 +47,7 @@ def compose(overrides: list[str]) -> TrainConfig:
     """The configuration of ``overrides`` such as ``recipe=calculator learner.optimizer.lr=1e-4``.
 
     Raises:
-        ConfigError: an unknown key or recipe, or a value of the wrong type.
+        ConfigError: an unknown key or recipe, a value of the wrong type, or a setting by two names.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -55,8 +55,9 @@ def compose(overrides: list[str]) -> TrainConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     register()
-    named = {override.key_or_group for override in _parsed(overrides)}
-    if "demonstrations" in named and not named & {RECIPE, "workload", "dataset"}:
+    named = {override.key_or_group: override.value() for override in _parsed(overrides)}
+    _check_named_once(named)
+    if "demonstrations" in named and not named.keys() & {RECIPE, "workload", "dataset"}:
         overrides = [f"{RECIPE}={SUPERVISED}", *overrides]
     try:
         with initialize_config_module("launch.recipes", version_base=None):
@@ -73,26 +74,17 @@ def as_train_config(given: Any) -> TrainConfig:
     well; ``None`` stands for the defaults.
 
     Raises:
-        ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
+        ConfigError: a key that ``TrainConfig`` does not have, a value of the wrong type, or a setting by two
+            names.
     """
-    from hydra.core.utils import setup_globals
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import DictConfig
 
     if isinstance(given, Sequence) and not isinstance(given, str):
         return compose([str(each) for each in given])
-    register()
-    setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
-    tree = OmegaConf.structured(TrainConfig)
-    try:
-        settings = dict(_settings(_as_mapping(given), {*field_names(), *former.NAMES}))
-        for name, value in former.translated(settings).items():
-            OmegaConf.update(tree, name, value)
-        config = OmegaConf.to_object(tree)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_readable(error)) from error
-    assert isinstance(config, TrainConfig)
-    return config
+    settings = _as_mapping(given)
+    if not isinstance(given, DictConfig):  # which has the defaults of today beside what was set
+        _check_named_once(_known(settings))
+    return _made(settings)
 
 
 def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> TrainConfig:
@@ -102,18 +94,47 @@ def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> Tra
         ConfigError: an override cannot be read, or names no setting; the file is of something else, or has a
             setting by two names.
     """
-    given = dict(_settings(_as_mapping(settings), {*field_names(), *former.NAMES}))
-    names = {leaf for name, value in given.items() if value is not None for leaf in _leaf_names(name, value)}
+    given = _known(_as_mapping(settings))
+    _check_named_once(given)
+    settings = former.translated(given)  # first, since an override by the new name holds over the old one
+    for override in _parsed(overrides):
+        _check(override)
+        settings = {**settings, override.key_or_group: override.value()}  # the later one holds
+    return _made(settings)
+
+
+def _made(given: Mapping[Any, Any]) -> TrainConfig:
+    from hydra.core.utils import setup_globals
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    register()
+    setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
+    tree = OmegaConf.structured(TrainConfig)
+    try:
+        for name, value in former.translated(_known(given)).items():
+            OmegaConf.update(tree, name, value)
+        config = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_readable(error)) from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _check_named_once(settings: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a setting that has a value by a former name and by that of today."""
+    present = {name: value for name, value in settings.items() if value is not None}
+    names = {leaf for name, value in present.items() for leaf in _leaf_names(name, value)}
     for before, (place, _) in {**former.MOVED, **former.PAIRS}.items():
         if names >= {before, now := place.replace(":", ".")}:
             raise ConfigError(
                 f"The settings have {before} and {now}, its name of today: leave the first out."
             )
-    settings = former.translated(given)  # first, since an override by the new name holds over the old one
-    for override in _parsed(overrides):
-        _check(override)
-        settings = {**settings, override.key_or_group: override.value()}  # the later one holds
-    return as_train_config(settings)
+
+
+def _known(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """The settings by their dotted names. Raises ``ConfigError`` for a name that none has."""
+    return dict(_settings(settings, {*field_names(), *former.NAMES}))
 
 
 def _as_mapping(given: Any) -> Mapping[Any, Any]:

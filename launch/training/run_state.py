@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
@@ -14,6 +15,7 @@ from uuid import uuid4
 from ray.exceptions import RayTaskError
 
 from actors.ray_tools.background import in_background
+from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup
 from launch.reporting.metrics import success_judge
@@ -29,6 +31,7 @@ from launch.settings.tree import TrainConfig
 
 SET_ASIDE = "set_aside_tasks.jsonl"
 """File of a run with the tasks that failed everywhere."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 OF_A_RUN = {METRICS, SETTINGS, CONSUMED_LOG, SET_ASIDE, FOLDER}
 """Files that a run's folder holds soon after the start: one of them makes it such a folder."""
 
@@ -144,12 +147,12 @@ class RunState:
 
     def record_set_aside(self, index: int, task: Mapping[str, Any], error: str | None) -> None:
         """Write down that the task at ``index`` failed everywhere, with the error of one of its rollouts."""
-        found = {"step": self.progress.step, "index": index, "task": task, "error": error}
-        record = json.loads(json.dumps(found, default=str))
+        plain = plain_json(task)
         # By the process that was resumed. In other tasks another one may have the place.
-        if any(each["index"] == index and each["task"] == record["task"] for each in self._set_aside.kept):
-            return
-        self._set_aside.append(record)
+        for each in self._set_aside.kept:
+            if each["index"] == index and _without_addresses(each["task"]) == _without_addresses(plain):
+                return
+        self._set_aside.append({"step": self.progress.step, "index": index, "task": plain, "error": error})
 
     def log_beside(self, record: Callable[[TrajectoryLog], None]) -> None:
         """Have trajectories recorded while the run goes on, once those before are."""
@@ -241,6 +244,11 @@ class RunState:
         elif self._copied is not self._whole:
             self._copied = self._whole
             self._copy = in_background(partial(self._remote.mirror, self.checkpoints), "copy")
+
+
+def _without_addresses(task: Any) -> str:
+    """The text of a task, without the addresses of its objects, which are others in each process."""
+    return ADDRESS.sub("", json.dumps(task))
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:

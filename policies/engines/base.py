@@ -105,11 +105,8 @@ class Engine(ABC):
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
         """Sample one completion as one output. Raises as ``stream`` does."""
-        self._check_params(params)
-        async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
-            async for output in outputs:
-                return self._checked(output)
-        raise SamplerError(f"{self._place()} ended a request without an answer.")
+        async with aclosing(self.stream(prompt_ids, params, in_pieces=False)) as outputs:
+            return await anext(outputs)
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool = True

@@ -8,10 +8,10 @@ cannot change the answer are dropped, and ``dropped`` names them; others are hon
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from itertools import takewhile
 from operator import eq
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo, model_validator
 
@@ -116,6 +116,18 @@ class ChatReader:
         if given.get("stream"):
             given["stream_options"] = {"include_usage": True}
         return self.read(given)
+
+
+class HasText(Protocol):
+    """A part of a message that holds a text."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def chat_content(given: str | Sequence[HasText]) -> str | list[Json]:
+    """The content of a message as chats have it."""
+    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
 
 
 def kind_of(part: Any) -> str | None:

@@ -6,13 +6,13 @@ https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from policies.model_api.dialects.base import Part, kind_of, readable, served
+from policies.model_api.dialects.base import Part, chat_content, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import Json, Text
 from policies.model_api.protocol import Stop
@@ -55,7 +55,7 @@ class ToolResult(Part):
 
     def for_chat(self) -> Json:
         """Return the message; an error reads as those of Troupe's own tools do."""
-        content = _parts(self.content or "")
+        content = chat_content(self.content or "")
         if self.is_error:
             text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
             content = text if text.startswith("Error") else f"Error: {text}"
@@ -104,7 +104,7 @@ class Message(Part):
             for _, run in groupby(self.content, key=type):
                 blocks = list(run)
                 if texts := [each for each in blocks if isinstance(each, TextBlock)]:
-                    yield {"role": self.role, "content": _parts(texts)}
+                    yield {"role": self.role, "content": chat_content(texts)}
                 yield from (each.for_chat() for each in blocks if isinstance(each, ToolResult))
 
 
@@ -121,10 +121,6 @@ def _answer(blocks: Iterable[Block]) -> Json:
                 call = {"id": block.id, "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
     return message
-
-
-def _parts(given: str | Sequence[TextBlock]) -> str | list[Json]:
-    return given if isinstance(given, str) else [{"type": "text", "text": block.text} for block in given]
 
 
 class Tool(Part):
@@ -226,5 +222,5 @@ class MessagesRequest(Part):
 
     def chat_messages(self) -> list[Json]:
         """Return the messages of the chat."""
-        orders = [{"role": "system", "content": _parts(self.system)}] if self.system else []
+        orders = [{"role": "system", "content": chat_content(self.system)}] if self.system else []
         return orders + [each for message in self.messages for each in message.for_chat()]

@@ -5,12 +5,12 @@ https://platform.openai.com/docs/api-reference/responses/create
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from policies.model_api.dialects.base import Part, kind_of, readable, served
+from policies.model_api.dialects.base import Part, chat_content, kind_of, readable, served
 from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import Body, Json, Text
 from policies.model_api.protocol import MAX_SEED
@@ -231,10 +231,10 @@ def messages_of(items: Iterable[Item]) -> list[Json]:
     for item in items:
         match item:
             case FunctionCallOutput():
-                content = _content(item.output)
+                content = chat_content(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             case Message() if item.role != "assistant":
-                messages.append({"role": item.role, "content": _content(item.content)})
+                messages.append({"role": item.role, "content": chat_content(item.content)})
             case _:
                 is_first = not messages or messages[-1]["role"] != "assistant"
                 if is_first or (has_text_last and item.type == "message"):
@@ -254,7 +254,3 @@ def _add_to_answer(answer: Json, item: Item) -> None:
             answer.setdefault("tool_calls", []).append(call)
         case Message():
             answer["content"] = (answer["content"] or "") + item.text()
-
-
-def _content(given: str | Sequence[InputText]) -> str | list[Json]:
-    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]

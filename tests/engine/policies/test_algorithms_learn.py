@@ -23,11 +23,7 @@ from policies.learning.settings import AlgorithmConfig, LearnerConfig, Optimizer
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
-]
+pytestmark = pytest.mark.slow
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 8, 6
 NUM_UPDATES = 4

@@ -35,11 +35,7 @@ from policies.learning.settings import (
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
-]
+pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 10
 TOLERANCE = 1e-5

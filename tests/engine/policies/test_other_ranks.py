@@ -31,11 +31,7 @@ from policies.learning.settings import (
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
-]
+pytestmark = pytest.mark.slow
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=4)
 WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))

@@ -21,11 +21,7 @@ from policies.learning.settings import AlgorithmConfig, LearnerConfig, Optimizer
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
-]
+pytestmark = pytest.mark.slow
 
 FROZEN = OptimizerConfig(lr=0.0, max_grad_norm=1e9)
 """So that the gradient can be read after the step."""

@@ -31,11 +31,7 @@ from policies.learning.settings import (
 if TYPE_CHECKING:
     from learner_samples import MakeRank
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),  # nothing changes its output in place
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
-]
+pytestmark = pytest.mark.slow
 
 FROZEN = OptimizerConfig(lr=0.0)
 FAST = OptimizerConfig(lr=1e-3)

@@ -13,7 +13,6 @@ import pytest
 from a2a.client.errors import AgentCardResolutionError
 from a2a.helpers.proto_helpers import new_text_message
 from a2a.types.a2a_pb2 import (
-    AgentCard,
     CancelTaskRequest,
     GetTaskRequest,
     ListTasksRequest,
@@ -34,12 +33,9 @@ pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
 
 @pytest.mark.parametrize("path", ["", "/a2a/calculator"])
-def test_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
-    async def talk() -> AgentCard:
-        async with connected(server.url + path) as (_, card):
-            return card
-
-    card = asyncio.run(talk())
+async def test_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
+    async with connected(server.url + path) as (_, card):
+        pass
     assert (card.name, card.description) == ("agent/calculator", "Adds numbers.")
     assert card.capabilities.streaming and not card.capabilities.push_notifications
     assert [(each.url, each.protocol_binding) for each in card.supported_interfaces] == [
@@ -48,76 +44,61 @@ def test_card_tells_who_answers_where_and_how(server: AgentServer, path: str) ->
     assert not card.security_requirements
 
 
-def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
-    async def talk() -> tuple[Task, Task, list[str]]:
-        async with connected(server.url, streaming=False) as (client, _):
-            task = await only_task(client, question())
-            listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
-            return task, await client.get_task(GetTaskRequest(id=task.id)), [each.id for each in listed.tasks]
-
-    task, again, listed = asyncio.run(talk())
-    assert state(task) == "COMPLETED" and listed == [task.id]
+async def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question())
+        listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
+        again = await client.get_task(GetTaskRequest(id=task.id))
+    assert state(task) == "COMPLETED" and [each.id for each in listed.tasks] == [task.id]
     for each in (task, again):
         assert [part.text for artifact in each.artifacts for part in artifact.parts] == ["46"]
         assert [part.text for message in each.history for part in message.parts] == [QUESTION]
     assert again.metadata["policy_version"] == 7 and again.metadata["finish_reason"] == "stop"
 
 
-def test_message_is_answered_at_the_servers_temperature(server: AgentServer) -> None:
-    async def talk() -> None:
-        async with connected(server.url, streaming=False) as (client, _):
-            await only_task(client, question())
-
-    asyncio.run(talk())
+async def test_message_is_answered_at_the_servers_temperature(server: AgentServer) -> None:
+    async with connected(server.url, streaming=False) as (client, _):
+        await only_task(client, question())
     (request,) = server.service.asked
     assert request.params is not None and request.params.temperature == 0.25
 
 
-def test_next_task_of_context_goes_on_with_conversation(server: AgentServer) -> None:
-    async def talk() -> list[str]:
-        async with connected(server.url, streaming=False) as (client, _):
-            first = await only_task(client, question("First"))
-            again = question("Second")
-            again.message.context_id = first.context_id
-            second = await only_task(client, again)
-            await only_task(client, question("Another conversation"))
-            return [state(first), state(second)]
-
-    assert asyncio.run(talk()) == ["COMPLETED", "COMPLETED"]
-    first, second, other = server.service.asked
-    assert second.follow_up is not None and second.follow_up.after == first.rollout_id
-    assert second.follow_up.message == "Second" and other.follow_up is None
+async def test_next_task_of_context_goes_on_with_conversation(server: AgentServer) -> None:
+    async with connected(server.url, streaming=False) as (client, _):
+        first = await only_task(client, question("First"))
+        again = question("Second")
+        again.message.context_id = first.context_id
+        second = await only_task(client, again)
+        await only_task(client, question("Another conversation"))
+    assert [state(first), state(second)] == ["COMPLETED", "COMPLETED"]
+    asked, follow_up, other = server.service.asked
+    assert follow_up.follow_up is not None and follow_up.follow_up.after == asked.rollout_id
+    assert follow_up.follow_up.message == "Second" and other.follow_up is None
 
 
-def test_context_is_closed_as_a_session(server: AgentServer) -> None:
-    async def ask() -> str:
-        async with connected(server.url, streaming=False) as (client, _):
-            return str((await only_task(client, question())).context_id)
-
-    closed = httpx.delete(f"{server.url}/v1/sessions/{asyncio.run(ask())}")
+async def test_context_is_closed_as_a_session(server: AgentServer) -> None:
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question())
+    closed = httpx.delete(f"{server.url}/v1/sessions/{task.context_id}")
     assert closed.status_code == 200
     assert server.service.forgotten == [server.service.asked[0].rollout_id]
 
 
-def test_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
+async def test_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> list[str]:
-        told = []
-        async with connected(server.url) as (client, _):
-            async for event in client.send_message(question()):
-                kind = event.WhichOneof("payload")
-                if kind == "task":
-                    told.append(state(event.task))
-                elif kind == "artifact_update":
-                    told.append(event.artifact_update.artifact.parts[0].text)
-                else:
-                    told.append(state(event.status_update))
-                if told[-1] == "WORKING":  # it came before there was an answer
-                    server.service.finish(await until(waiting(server)) and server.service.take())
-        return told
-
-    assert asyncio.run(talk()) == ["SUBMITTED", "WORKING", "46", "COMPLETED"]
+    told = []
+    async with connected(server.url) as (client, _):
+        async for event in client.send_message(question()):
+            kind = event.WhichOneof("payload")
+            if kind == "task":
+                told.append(state(event.task))
+            elif kind == "artifact_update":
+                told.append(event.artifact_update.artifact.parts[0].text)
+            else:
+                told.append(state(event.status_update))
+            if told[-1] == "WORKING":  # it came before there was an answer
+                server.service.finish(await until(waiting(server)) and server.service.take())
+    assert told == ["SUBMITTED", "WORKING", "46", "COMPLETED"]
 
 
 def waiting(server: AgentServer) -> Callable[[], Awaitable[bool]]:
@@ -127,87 +108,70 @@ def waiting(server: AgentServer) -> Callable[[], Awaitable[bool]]:
     return is_waiting
 
 
-def test_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
+async def test_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
     server.service.is_busy = True
+    async with connected(server.url) as (client, _):
+        events = []
 
-    async def talk() -> tuple[Task, Task, list[Any]]:
-        async with connected(server.url) as (client, _):
-            events = []
+        async def listen() -> None:
+            async for event in client.send_message(question()):
+                events.append(event)
 
-            async def listen() -> None:
-                async for event in client.send_message(question()):
-                    events.append(event)
-
-            listening = asyncio.create_task(listen())
-            await until(waiting(server))
-            await until(lambda: asyncio.sleep(0, events))
-            task_id = events[0].task.id
-            cancelled = await client.cancel_task(CancelTaskRequest(id=task_id))
-            async with asyncio.timeout(60):
-                await listening
-            with pytest.raises(TaskNotCancelableError, match="has ended: its state is TASK_STATE_CANCELED"):
-                await client.cancel_task(CancelTaskRequest(id=task_id))
-            return cancelled, await client.get_task(GetTaskRequest(id=task_id)), events
-
-    cancelled, again, events = asyncio.run(talk())
+        listening = asyncio.create_task(listen())
+        await until(waiting(server))
+        await until(lambda: asyncio.sleep(0, events))
+        task_id = events[0].task.id
+        cancelled = await client.cancel_task(CancelTaskRequest(id=task_id))
+        async with asyncio.timeout(60):
+            await listening
+        with pytest.raises(TaskNotCancelableError, match="has ended: its state is TASK_STATE_CANCELED"):
+            await client.cancel_task(CancelTaskRequest(id=task_id))
+        again = await client.get_task(GetTaskRequest(id=task_id))
     assert (state(cancelled), state(again)) == ("CANCELED", "CANCELED")
     assert state(events[-1].status_update) == "CANCELED"
 
 
-def test_episode_in_play_is_cancelled_and_answers_too_late(server: AgentServer) -> None:
+async def test_episode_in_play_is_cancelled_and_answers_too_late(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> Task:
-        async with connected(server.url, streaming=False) as (client, _):
-            task = await only_task(client, question(return_immediately=True))
-            await until(waiting(server))
-            played = server.service.take()
-            assert state(await client.cancel_task(CancelTaskRequest(id=task.id))) == "CANCELED"
-            server.service.finish(played)
-            await asyncio.sleep(0.2)
-            return await client.get_task(GetTaskRequest(id=task.id))
-
-    assert state(asyncio.run(talk())) == "CANCELED"
-
-
-def test_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
-    server.service.is_busy = True
-
-    async def talk() -> Task:
-        async with connected(server.url) as (client, _):
-            stream = client.send_message(question())
-            task = (await anext(stream)).task
-            await stream.aclose()
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question(return_immediately=True))
         await until(waiting(server))
-        server.service.finish(server.service.take())
-        async with connected(server.url) as (client, _):
+        played = server.service.take()
+        assert state(await client.cancel_task(CancelTaskRequest(id=task.id))) == "CANCELED"
+        server.service.finish(played)
+        await asyncio.sleep(0.2)
+        assert state(await client.get_task(GetTaskRequest(id=task.id))) == "CANCELED"
 
-            async def ended() -> Task | None:
-                found = await client.get_task(GetTaskRequest(id=task.id))
-                return found if state(found) not in ("SUBMITTED", "WORKING") else None
 
-            return await until(ended)
+async def test_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
+    server.service.is_busy = True
+    async with connected(server.url) as (client, _):
+        stream = client.send_message(question())
+        task = (await anext(stream)).task
+        await stream.aclose()
+    await until(waiting(server))
+    server.service.finish(server.service.take())
+    async with connected(server.url) as (client, _):
 
-    task = asyncio.run(talk())
+        async def ended() -> Task | None:
+            found = await client.get_task(GetTaskRequest(id=task.id))
+            return found if state(found) not in ("SUBMITTED", "WORKING") else None
+
+        task = await until(ended)
     assert (state(task), task.artifacts[0].parts[0].text) == ("COMPLETED", "46")
 
 
-def test_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
+async def test_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> list[Any]:
-        async with connected(server.url, streaming=False) as (client, _):
-            task = await only_task(client, question(return_immediately=True))
-        await until(waiting(server))
-        events = []
-        async with connected(server.url) as (client, _):
-            async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
-                events.append(event)
-                if len(events) == 1:
-                    server.service.finish(server.service.take())
-        return events
-
-    events = asyncio.run(talk())
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question(return_immediately=True))
+    await until(waiting(server))
+    events = []
+    async with connected(server.url) as (client, _):
+        async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
+            events.append(event)
+            if len(events) == 1:
+                server.service.finish(server.service.take())
     assert events[0].HasField("task") and state(events[-1].status_update) == "COMPLETED"
 
 
@@ -217,19 +181,8 @@ def become_another_replica() -> None:
     del vars(protocols)["a2a"]
 
 
-def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> None:
+async def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> Task:
-        async with connected(server.url, streaming=False) as (client, _):
-            task = await only_task(client, question(return_immediately=True))
-            await until(waiting(server))
-            become_another_replica()
-            assert state(await client.get_task(GetTaskRequest(id=task.id))) == "WORKING"
-            cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
-            assert state(cancelled) == "CANCELED"
-            await until(lambda: asyncio.sleep(0, not server.service.waiting))
-        return await said_why(task.id)
 
     async def said_why(task_id: str) -> Task:
         """What the first replica has written, which played the message."""
@@ -241,24 +194,28 @@ def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> Non
 
             return await until(has_message)
 
-    task = asyncio.run(talk())
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question(return_immediately=True))
+        await until(waiting(server))
+        become_another_replica()
+        assert state(await client.get_task(GetTaskRequest(id=task.id))) == "WORKING"
+        cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
+        assert state(cancelled) == "CANCELED"
+        await until(lambda: asyncio.sleep(0, not server.service.waiting))
+    task = await said_why(task.id)
     assert state(task) == "CANCELED" and "was cancelled" in task.status.message.parts[0].text
 
 
-def test_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:
+async def test_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> None:
-        async with connected(server.url, streaming=False) as (client, _):
-            task = await only_task(client, question(return_immediately=True))
-        await until(waiting(server))
-        become_another_replica()
-        async with connected(server.url) as (client, _):
-            with pytest.raises(UnsupportedOperationError, match=f"{task.id}' runs on another replica"):
-                async for _ in client.subscribe(SubscribeToTaskRequest(id=task.id)):
-                    pass
-
-    asyncio.run(talk())
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question(return_immediately=True))
+    await until(waiting(server))
+    become_another_replica()
+    async with connected(server.url) as (client, _):
+        with pytest.raises(UnsupportedOperationError, match=f"{task.id}' runs on another replica"):
+            async for _ in client.subscribe(SubscribeToTaskRequest(id=task.id)):
+                pass
 
 
 MESSAGE = '{"role": "ROLE_USER", "messageId": "1", "parts": [{"text": %s}]}'
@@ -287,31 +244,23 @@ def test_request_that_cannot_be_read_is_an_error_of_json_rpc(
     assert code is None or error["code"] == code, error
 
 
-def test_failed_episode_is_a_failed_task_without_its_traceback(server: AgentServer) -> None:
+async def test_failed_episode_is_a_failed_task_without_its_traceback(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> Task:
-        async with connected(server.url, streaming=False) as (client, _):
-            asked = asyncio.create_task(only_task(client, question()))
-            await until(waiting(server))
-            server.service.fail(server.service.take(), "it broke\n  at line 3")
-            return await asked
-
-    task = asyncio.run(talk())
+    async with connected(server.url, streaming=False) as (client, _):
+        asked = asyncio.create_task(only_task(client, question()))
+        await until(waiting(server))
+        server.service.fail(server.service.take(), "it broke\n  at line 3")
+        task = await asked
     text = task.status.message.parts[0].text
     assert state(task) == "FAILED" and "it broke" in text and "line 3" not in text
 
 
-def test_message_of_which_there_are_too_many_is_rejected(
+async def test_message_of_which_there_are_too_many_is_rejected(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.served_agents.messages.MAX_WAITING_PER_ACTOR", 0)
-
-    async def talk() -> Task:
-        async with connected(server.url, streaming=False) as (client, _):
-            return await only_task(client, question())
-
-    task = asyncio.run(talk())
+    async with connected(server.url, streaming=False) as (client, _):
+        task = await only_task(client, question())
     assert state(task) == "REJECTED" and "try again later" in task.status.message.parts[0].text
 
 
@@ -336,65 +285,52 @@ def text_with(**fields: Any) -> SendMessageRequest:
         ),
     ],
 )
-def test_what_an_agent_cannot_answer_is_an_error_that_says_so(
+async def test_what_an_agent_cannot_answer_is_an_error_that_says_so(
     server: AgentServer, request_: SendMessageRequest, said: str, streaming: bool
 ) -> None:
-    async def talk() -> None:
-        async with connected(server.url, streaming=streaming) as (client, _):
+    async with connected(server.url, streaming=streaming) as (client, _):
+        with pytest.raises(A2AError, match=said):
             async for _ in client.send_message(request_):
                 pass
 
-    with pytest.raises(A2AError, match=said):
-        asyncio.run(talk())
+
+async def test_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
+    async with connected(server.url) as (client, _):
+        with pytest.raises(TaskNotFoundError):
+            await client.get_task(GetTaskRequest(id="none"))
+        with pytest.raises(TaskNotFoundError, match="no task 'none'"):
+            await client.cancel_task(CancelTaskRequest(id="none"))
 
 
-def test_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
-    async def talk() -> None:
-        async with connected(server.url) as (client, _):
+async def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
+    with pytest.raises(AgentCardResolutionError, match="401"):
+        async with connected(locked.url):
+            pass
+    async with connected(locked.url, ALICE, streaming=False) as (client, card):
+        assert card.security_schemes["key"].http_auth_security_scheme.scheme == "Bearer"
+        task = await only_task(client, question())
+    async with connected(locked.url, BOB) as (client, _):
+        for call in (
+            client.get_task(GetTaskRequest(id=task.id)),
+            client.cancel_task(CancelTaskRequest(id=task.id)),
+        ):
             with pytest.raises(TaskNotFoundError):
-                await client.get_task(GetTaskRequest(id="none"))
-            with pytest.raises(TaskNotFoundError, match="no task 'none'"):
-                await client.cancel_task(CancelTaskRequest(id="none"))
-
-    asyncio.run(talk())
-
-
-def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
-    async def talk() -> None:
-        with pytest.raises(AgentCardResolutionError, match="401"):
-            async with connected(locked.url):
-                pass
-        async with connected(locked.url, ALICE, streaming=False) as (client, card):
-            assert card.security_schemes["key"].http_auth_security_scheme.scheme == "Bearer"
-            task = await only_task(client, question())
-        async with connected(locked.url, BOB) as (client, _):
-            for call in (
-                client.get_task(GetTaskRequest(id=task.id)),
-                client.cancel_task(CancelTaskRequest(id=task.id)),
-            ):
-                with pytest.raises(TaskNotFoundError):
-                    await call
-            assert not (await client.list_tasks(ListTasksRequest())).tasks
-
-    asyncio.run(talk())
+                await call
+        assert not (await client.list_tasks(ListTasksRequest())).tasks
     answer = httpx.post(f"{locked.url}/a2a/calculator", json={}, headers={"authorization": "Bearer wrong"})
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_tokens_of_a_task_are_counted_for_its_key(
+async def test_tokens_of_a_task_are_counted_for_its_key(
     locked: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[tuple[str | None, int]] = []
     monkeypatch.setattr(
         "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append((self.name, number))
     )
-
-    async def talk() -> None:
-        async with connected(locked.url, ALICE) as (client, _):
-            async for _ in client.send_message(question()):
-                pass
-
-    asyncio.run(talk())
+    async with connected(locked.url, ALICE) as (client, _):
+        async for _ in client.send_message(question()):
+            pass
     assert charged == [("alice", 11)]
 
 

@@ -93,14 +93,10 @@ def test_task_whose_end_is_written_at_last_moment_does_not_fail(pool: Pool) -> N
     assert Task.FromString(pool.kept.kept("", "ending") or b"").status.state == COMPLETED
 
 
-def test_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(a2a_tasks, "WRITING_SECONDS", 0.1)
     store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
-
-    async def begin_late() -> Task | None:
-        await store.save(working("early"), ServerCallContext())
-        asyncio.get_running_loop().call_later(0.02, pool.under_way.add, "early")
-        return await store.get("early", ServerCallContext())
-
-    found = asyncio.run(begin_late())
+    await store.save(working("early"), ServerCallContext())
+    asyncio.get_running_loop().call_later(0.02, pool.under_way.add, "early")
+    found = await store.get("early", ServerCallContext())
     assert found is not None and found.status.state == WORKING

@@ -46,19 +46,15 @@ async def connected(
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_each_agent_is_a_tool_that_answers(
+async def test_each_agent_is_a_tool_that_answers(
     server: AgentServer, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[tuple[str | None, int]] = []
     monkeypatch.setattr(
         "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append((self.name, number))
     )
-
-    async def talk() -> tuple[Any, Any]:
-        async with connected(server, mode=mode) as client:
-            return await client.list_tools(), await client.call_tool("ask_calculator", QUESTION)
-
-    listed, answer = asyncio.run(talk())
+    async with connected(server, mode=mode) as client:
+        listed, answer = await client.list_tools(), await client.call_tool("ask_calculator", QUESTION)
     (tool,) = listed.tools
     assert (tool.name, tool.title, tool.description) == ("ask_calculator", "Calculator", "Adds numbers.")
     assert tool.input_schema["required"] == ["message"]
@@ -70,7 +66,7 @@ def test_each_agent_is_a_tool_that_answers(
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 @pytest.mark.parametrize("follows", [True, False])
-def test_step_of_an_agent_is_progress_for_a_client_that_asks(
+async def test_step_of_an_agent_is_progress_for_a_client_that_asks(
     server: AgentServer, mode: str, follows: bool
 ) -> None:
     server.service.is_busy = True
@@ -86,40 +82,31 @@ def test_step_of_an_agent_is_progress_for_a_client_that_asks(
             server.on_step(request.rollout_id, StepEvent(index=index, text=text, observation="46"))
         server.service.finish(request)
 
-    async def talk() -> Any:
-        async with connected(server, mode=mode) as client:
-            callback = note if follows else None
-            asked = asyncio.create_task(
-                client.call_tool("ask_calculator", QUESTION, progress_callback=callback)
-            )
-            async with asyncio.timeout(60):
-                while not server.service.waiting:
-                    await asyncio.sleep(0.01)
-            await asyncio.to_thread(play)
-            answer = await asked
-            async with asyncio.timeout(60):
-                while follows and len(heard) < 3:
-                    await asyncio.sleep(0.01)
-            return answer
-
-    assert asyncio.run(talk()).content[0].text == "46"
+    async with connected(server, mode=mode) as client:
+        callback = note if follows else None
+        asked = asyncio.create_task(client.call_tool("ask_calculator", QUESTION, progress_callback=callback))
+        async with asyncio.timeout(60):
+            while not server.service.waiting:
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(play)
+        answer = await asked
+        async with asyncio.timeout(60):
+            while follows and len(heard) < 3:
+                await asyncio.sleep(0.01)
+    assert answer.content[0].text == "46"
     texts = ("12+34", "46*1", "34+12") if follows else ()
     assert heard == [(number, None, f"{text}\n46\n") for number, text in enumerate(texts, 1)]
 
 
-def test_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
+async def test_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
     server.service.is_busy = True
-
-    async def talk() -> Any:
-        async with connected(server) as client:
-            asked = asyncio.create_task(client.call_tool("ask_calculator", QUESTION))
-            async with asyncio.timeout(60):
-                while not server.service.waiting:
-                    await asyncio.sleep(0.01)
-            server.service.fail(server.service.take(), "it broke\n  at line 3")
-            return await asked
-
-    answer = asyncio.run(talk())
+    async with connected(server) as client:
+        asked = asyncio.create_task(client.call_tool("ask_calculator", QUESTION))
+        async with asyncio.timeout(60):
+            while not server.service.waiting:
+                await asyncio.sleep(0.01)
+        server.service.fail(server.service.take(), "it broke\n  at line 3")
+        answer = await asked
     assert answer.is_error and "it broke" in answer.content[0].text and "line 3" not in answer.content[0].text
 
 
@@ -132,17 +119,14 @@ def test_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
         ("ask_calculator", {**QUESTION, "loud": True}, "takes no argument 'loud'"),
     ],
 )
-def test_call_that_is_wrong_is_an_error_that_names_what(
+async def test_call_that_is_wrong_is_an_error_that_names_what(
     server: AgentServer, tool: str, arguments: dict[str, Any], said: str
 ) -> None:
     from mcp.shared.exceptions import MCPError
 
-    async def talk() -> None:
-        async with connected(server) as client:
-            with pytest.raises(MCPError, match=said):
-                await client.call_tool(tool, arguments)
-
-    asyncio.run(talk())
+    async with connected(server) as client:
+        with pytest.raises(MCPError, match=said):
+            await client.call_tool(tool, arguments)
 
 
 def test_half_a_character_is_an_error(server: AgentServer) -> None:
@@ -159,24 +143,21 @@ def test_half_a_character_is_an_error(server: AgentServer) -> None:
     assert answer.status_code < 500 and "rror" in answer.text, answer.text
 
 
-def test_without_a_key_of_the_server_no_tool_is_reached(server: AgentServer) -> None:
+async def test_without_a_key_of_the_server_no_tool_is_reached(server: AgentServer) -> None:
     statuses: list[int] = []
 
     async def note(response: httpx2.Response) -> None:
         statuses.append(response.status_code)
 
-    async def talk() -> None:
+    with pytest.raises(ExceptionGroup):
         async with connected(server, key="wrong-0123456789abcdef", on_response=note) as client:
             await client.list_tools()
-
-    with pytest.raises(ExceptionGroup):
-        asyncio.run(talk())
     assert set(statuses) == {401}
     answer = httpx.post(f"{server.url}/mcp", json={})
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_foreign_name_reaches_no_tool(server: AgentServer) -> None:
+async def test_foreign_name_reaches_no_tool(server: AgentServer) -> None:
     statuses: list[int] = []
 
     async def rename(request: httpx2.Request) -> None:
@@ -185,12 +166,9 @@ def test_foreign_name_reaches_no_tool(server: AgentServer) -> None:
     async def note(response: httpx2.Response) -> None:
         statuses.append(response.status_code)
 
-    async def talk() -> None:
+    with pytest.raises(ExceptionGroup):
         async with connected(server, on_request=rename, on_response=note) as client:
             await client.list_tools()
-
-    with pytest.raises(ExceptionGroup):
-        asyncio.run(talk())
     assert set(statuses) == {403}
 
 

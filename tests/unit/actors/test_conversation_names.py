@@ -83,17 +83,14 @@ def test_session_that_was_forgotten_is_error_until_it_is_ended() -> None:
     assert kept.find(RequestContext(session="old")).conversation.newest is None
 
 
-def test_conversation_with_a_message_under_way_is_kept() -> None:
-    async def play() -> None:
-        kept = Conversations(waits=False, most=1)
-        busy = kept.find(RequestContext(session="busy")).conversation
-        async with busy.turn(asyncio.Queue()):
-            kept.find(RequestContext(session="other"))
-            with pytest.raises(RequestError, match="is under way"):
-                async with kept.find(RequestContext(session="busy")).conversation.turn(asyncio.Queue()):
-                    pass
-
-    asyncio.run(play())
+async def test_conversation_with_a_message_under_way_is_kept() -> None:
+    kept = Conversations(waits=False, most=1)
+    busy = kept.find(RequestContext(session="busy")).conversation
+    async with busy.turn(asyncio.Queue()):
+        kept.find(RequestContext(session="other"))
+        with pytest.raises(RequestError, match="is under way"):
+            async with kept.find(RequestContext(session="busy")).conversation.turn(asyncio.Queue()):
+                pass
 
 
 def test_same_body_in_another_session_is_another_request() -> None:

@@ -58,45 +58,36 @@ def test_some_slot_may_always_play_what_waits(tried: list[frozenset[int]], slots
     assert any(choose(waiting, slot, *slots) is waiting[0] for slot in slots)
 
 
-def test_waiting_slot_takes_what_another_leaves_behind() -> None:
-    async def play() -> PendingRollout | None:
-        slots = slots_of(1, 2)
-        dispatcher = Dispatcher(slots)
-        dispatcher.put(pending(0, {1}))
-        taking = asyncio.create_task(dispatcher.take(slots[1]))
-        await asyncio.sleep(0)
-        assert not taking.done()
-        slots[2].state = SlotState.GONE
-        dispatcher.notify_waiters()
-        return await asyncio.wait_for(taking, 30)
-
-    rollout = asyncio.run(play())
+async def test_waiting_slot_takes_what_another_leaves_behind() -> None:
+    slots = slots_of(1, 2)
+    dispatcher = Dispatcher(slots)
+    dispatcher.put(pending(0, {1}))
+    taking = asyncio.create_task(dispatcher.take(slots[1]))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    slots[2].state = SlotState.GONE
+    dispatcher.notify_waiters()
+    rollout = await asyncio.wait_for(taking, 30)
     assert rollout is not None and rollout.tried_by == {1}
 
 
-def test_failed_rollout_waits_out_its_pause_and_counts_meanwhile() -> None:
-    async def play() -> list[int]:
-        slots = slots_of(1, 2)
-        dispatcher = Dispatcher(slots)
-        dispatcher.retry(pending(), 1)
-        lengths = [dispatcher.num_waiting]
-        again = await asyncio.wait_for(dispatcher.take(slots[2]), 30)
-        assert again is not None and (again.attempt, again.tried_by) == (2, {1})
-        return [*lengths, dispatcher.num_waiting]
-
-    assert asyncio.run(play()) == [1, 0]
+async def test_failed_rollout_waits_out_its_pause_and_counts_meanwhile() -> None:
+    slots = slots_of(1, 2)
+    dispatcher = Dispatcher(slots)
+    dispatcher.retry(pending(), 1)
+    assert dispatcher.num_waiting == 1
+    again = await asyncio.wait_for(dispatcher.take(slots[2]), 30)
+    assert again is not None and (again.attempt, again.tried_by) == (2, {1})
+    assert dispatcher.num_waiting == 0
 
 
-def test_urgent_requests_go_first() -> None:
-    async def play() -> list[str]:
-        slots = slots_of(1)
-        dispatcher = Dispatcher(slots)
-        for name, urgent in (("g", False), ("eval", True)):
-            dispatcher.submit(RolloutRequest(rollout_id=name, group_id=name, task={}, urgent=urgent))
-        taken = [await dispatcher.take(slots[1]) for _ in range(2)]
-        return [each.rollout_id for each in taken if each is not None]
-
-    assert asyncio.run(play()) == ["eval", "g"]
+async def test_urgent_requests_go_first() -> None:
+    slots = slots_of(1)
+    dispatcher = Dispatcher(slots)
+    for name, urgent in (("g", False), ("eval", True)):
+        dispatcher.submit(RolloutRequest(rollout_id=name, group_id=name, task={}, urgent=urgent))
+    taken = [await dispatcher.take(slots[1]) for _ in range(2)]
+    assert [each.rollout_id for each in taken if each is not None] == ["eval", "g"]
 
 
 def test_cancelled_rollout_waits_no_more() -> None:

@@ -32,33 +32,27 @@ def actor(ready: asyncio.Future[str]) -> Any:
     return SimpleNamespace(ready=lambda: ready)
 
 
-def test_actor_without_room_is_given_up_when_its_node_is_back(watch: NodeWatch) -> None:
-    async def play() -> None:
-        with watch.watched("there"):
-            watch._judge("there", NODE_SILENCE_SECONDS)
-            assert watch.away_from_silent_nodes() == {"ray.io/node-id": "!in(there)"}
-            starting = asyncio.create_task(wait_until_ready(actor(asyncio.Future()), watch))
-            await asyncio.sleep(0)
-            assert not starting.done()
-            watch._judge("there", 0)
-            assert await asyncio.wait_for(starting, 15) is None
-            assert watch.away_from_silent_nodes() == {}
-
-    asyncio.run(play())
+async def test_actor_without_room_is_given_up_when_its_node_is_back(watch: NodeWatch) -> None:
+    with watch.watched("there"):
+        watch._judge("there", NODE_SILENCE_SECONDS)
+        assert watch.away_from_silent_nodes() == {"ray.io/node-id": "!in(there)"}
+        starting = asyncio.create_task(wait_until_ready(actor(asyncio.Future()), watch))
+        await asyncio.sleep(0)
+        assert not starting.done()
+        watch._judge("there", 0)
+        assert await asyncio.wait_for(starting, 15) is None
+        assert watch.away_from_silent_nodes() == {}
 
 
-def test_actor_that_starts_elsewhere_is_taken(
+async def test_actor_that_starts_elsewhere_is_taken(
     watch: NodeWatch,
 ) -> None:
-    async def play() -> None:
-        for misses in (0, NODE_SILENCE_SECONDS):
-            ready: asyncio.Future[str] = asyncio.Future()
-            with watch.watched("there"):
-                watch._judge("there", misses)
-                starting = asyncio.create_task(wait_until_ready(actor(ready), watch))
-                await asyncio.sleep(0)
-                assert not starting.done()
-                ready.set_result("elsewhere")
-                assert await asyncio.wait_for(starting, 15) == "elsewhere"
-
-    asyncio.run(play())
+    for misses in (0, NODE_SILENCE_SECONDS):
+        ready: asyncio.Future[str] = asyncio.Future()
+        with watch.watched("there"):
+            watch._judge("there", misses)
+            starting = asyncio.create_task(wait_until_ready(actor(ready), watch))
+            await asyncio.sleep(0)
+            assert not starting.done()
+            ready.set_result("elsewhere")
+            assert await asyncio.wait_for(starting, 15) == "elsewhere"

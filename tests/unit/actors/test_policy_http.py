@@ -594,7 +594,7 @@ def test_logprob_not_finite_is_an_error_that_names_the_engine(
 
 
 @pytest.mark.parametrize("spec_version", ["2.0", "2.4"])
-def test_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_version: str) -> None:
+async def test_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_version: str) -> None:
     """Servers tell it in two ways: by a message, or (since ASGI 2.4) by an error when something is sent."""
     config = scripted(replies=["1" * 10_000])
     config.max_model_tokens = 10_000
@@ -613,15 +613,11 @@ def test_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_
         await asyncio.sleep(0.01)
         return {"type": "http.disconnect"}
 
-    async def disconnect() -> int:
-        parts = frontend.chat(ChatRequest.model_validate({**BODY, "stream": True}))
-        response: Any = await respond(parts, stream=True)
-        with suppress(ClientDisconnect):
-            await response({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send)
-        return engine.num_running
-
-    after = asyncio.run(disconnect())
-    assert (before, after) == ([1], 0)
+    parts = frontend.chat(ChatRequest.model_validate({**BODY, "stream": True}))
+    response: Any = await respond(parts, stream=True)
+    with suppress(ClientDisconnect):
+        await response({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send)
+    assert (before, engine.num_running) == ([1], 0)
 
 
 def test_body_that_is_no_json_is_told_by_its_content_type(client: TestClient) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -93,6 +92,11 @@ async def nothing_new() -> None:
     pass
 
 
+def serve(queue: RequestQueue, engine: Engine, name: str = "a") -> asyncio.Task[None]:
+    """Let a worker run until the test ends."""
+    return asyncio.create_task(QueueWorker(name, engine, queue.poll, nothing_new).run())
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.01)
@@ -102,177 +106,140 @@ def request(index: int) -> TokenRequest:
     return TokenRequest((index,), SamplingParams())
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 120))
-
-
-def test_requests_of_all_kinds_are_answered() -> None:
-    async def test() -> None:
-        queue = RequestQueue("policy")
-        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
-        for _ in range(3):
-            answers = await asyncio.gather(
-                *(queue.sample(request(index)) for index in range(8)), return_exceptions=True
-            )
-            refusal, *outputs = answers
-            assert isinstance(refusal, PromptTooLongError)
-            assert [each.token_ids for each in outputs if isinstance(each, TokenOutput)] == [
-                (index,) for index in range(1, 8)
-            ]
-        assert queue.status().replicas["a"].engine.num_tokens == 42
-        link.cancel()
-
-    run(test())
+async def test_requests_of_all_kinds_are_answered() -> None:
+    queue = RequestQueue("policy")
+    serve(queue, EchoEngine())
+    for _ in range(3):
+        answers = await asyncio.gather(
+            *(queue.sample(request(index)) for index in range(8)), return_exceptions=True
+        )
+        refusal, *outputs = answers
+        assert isinstance(refusal, PromptTooLongError)
+        assert [each.token_ids for each in outputs if isinstance(each, TokenOutput)] == [
+            (index,) for index in range(1, 8)
+        ]
+    assert queue.status().replicas["a"].engine.num_tokens == 42
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
-def test_log_probability_that_is_not_finite_fails_its_request(
+async def test_log_probability_that_is_not_finite_fails_its_request(
     logprob: float,
 ) -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy"), EchoEngine()
-        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
-        engine.logprob = logprob
-        with pytest.raises(LogprobError, match=rf"^EchoEngine \(pid \d.*version 0, .*{logprob} for token 0"):
-            await queue.sample(request(1))
-        engine.logprob = -0.5
-        assert (await queue.sample(request(2))).token_ids == (2,)
-        link.cancel()
-
-    run(test())
+    queue, engine = RequestQueue("policy"), EchoEngine()
+    serve(queue, engine)
+    engine.logprob = logprob
+    with pytest.raises(LogprobError, match=rf"^EchoEngine \(pid \d.*version 0, .*{logprob} for token 0"):
+        await queue.sample(request(1))
+    engine.logprob = -0.5
+    assert (await queue.sample(request(2))).token_ids == (2,)
 
 
-def test_unknown_error_of_an_engine_fails_its_request_alone() -> None:
-    async def test() -> None:
-        queue = RequestQueue("policy")
-        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
-        with pytest.raises(SamplerError, match=r"^EchoEngine of replica a .* OSError: This request is odd"):
-            await queue.sample(TokenRequest((7, 7), SamplingParams()))
-        assert (await queue.sample(request(2))).token_ids == (2,)
-        link.cancel()
-
-    run(test())
+async def test_unknown_error_of_an_engine_fails_its_request_alone() -> None:
+    queue = RequestQueue("policy")
+    serve(queue, EchoEngine())
+    with pytest.raises(SamplerError, match=r"^EchoEngine of replica a .* OSError: This request is odd"):
+        await queue.sample(TokenRequest((7, 7), SamplingParams()))
+    assert (await queue.sample(request(2))).token_ids == (2,)
 
 
 @pytest.mark.slow
-def test_new_requests_are_fetched_while_others_are_sampled() -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy"), EchoEngine()
-        engine.go.clear()
-        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
-        waiting = []
-        for index in range(1, 4):
-            waiting.append(asyncio.create_task(queue.sample(request(index))))
-            await asyncio.sleep(0.1)
-            assert queue.status().replicas["a"].num_running == index
-        engine.go.set()
-        await asyncio.gather(*waiting)
-        link.cancel()
-
-    run(test())
-
-
-def test_worker_polls_only_when_there_is_something_to_report() -> None:
-    async def test() -> None:
-        queue, engine, answers = RequestQueue("policy", lease_seconds=60), EchoEngine(), []
-
-        async def poll(report: ReplicaReport) -> Assignment:
-            answers.append(len(report.answers))
-            return await queue.poll(report)
-
-        link = asyncio.create_task(QueueWorker("a", engine, poll, nothing_new).run())
-        await asyncio.gather(*(queue.sample(request(index)) for index in range(1, 9)))
-        engine.go.clear()
-        waiting = asyncio.create_task(queue.sample(request(9)))
+async def test_new_requests_are_fetched_while_others_are_sampled() -> None:
+    queue, engine = RequestQueue("policy"), EchoEngine()
+    engine.go.clear()
+    serve(queue, engine)
+    waiting = []
+    for index in range(1, 4):
+        waiting.append(asyncio.create_task(queue.sample(request(index))))
         await asyncio.sleep(0.1)
-        assert answers == [0, 8, 0]  # to ask, to answer, and to ask beside what is running
-        engine.go.set()
-        await waiting
-        await asyncio.sleep(0.1)
-        assert answers == [0, 8, 0, 1]  # the call that was waiting has ended with this one
-        link.cancel()
-
-    run(test())
+        assert queue.status().replicas["a"].num_running == index
+    engine.go.set()
+    await asyncio.gather(*waiting)
 
 
-def test_new_version_is_reported_at_once() -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=60), EchoEngine()
-        link = QueueWorker("a", engine, queue.poll, nothing_new)
-        running = asyncio.create_task(link.run())
-        waiting = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams(), min_version=1)))
-        await asyncio.sleep(0.05)
-        engine.version = 1
-        link.wake()
-        assert (await asyncio.wait_for(waiting, 8)).policy_version == 1
-        running.cancel()
+async def test_worker_polls_only_when_there_is_something_to_report() -> None:
+    queue, engine, answers = RequestQueue("policy", lease_seconds=60), EchoEngine(), []
 
-    run(test())
+    async def poll(report: ReplicaReport) -> Assignment:
+        answers.append(len(report.answers))
+        return await queue.poll(report)
+
+    link = asyncio.create_task(QueueWorker("a", engine, poll, nothing_new).run())
+    await asyncio.gather(*(queue.sample(request(index)) for index in range(1, 9)))
+    engine.go.clear()
+    waiting = asyncio.create_task(queue.sample(request(9)))
+    await asyncio.sleep(0.1)
+    assert answers == [0, 8, 0]  # to ask, to answer, and to ask beside what is running
+    engine.go.set()
+    await waiting
+    await asyncio.sleep(0.1)
+    assert answers == [0, 8, 0, 1]  # the call that was waiting has ended with this one
+    link.cancel()
 
 
-def test_what_is_revoked_is_not_sampled_any_further() -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
-        engine.go.clear()
-        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
-        waiting = asyncio.create_task(queue.sample(request(1)))
-        await until(lambda: engine.num_begun == 1)
-        waiting.cancel()
-        await until(lambda: engine.num_cancelled == 1)
-        link.cancel()
+async def test_new_version_is_reported_at_once() -> None:
+    queue, engine = RequestQueue("policy", lease_seconds=60), EchoEngine()
+    link = QueueWorker("a", engine, queue.poll, nothing_new)
+    running = asyncio.create_task(link.run())
+    waiting = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams(), min_version=1)))
+    await asyncio.sleep(0.05)
+    engine.version = 1
+    link.wake()
+    assert (await asyncio.wait_for(waiting, 8)).policy_version == 1
+    running.cancel()
 
-    run(test())
+
+async def test_what_is_revoked_is_not_sampled_any_further() -> None:
+    queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+    engine.go.clear()
+    serve(queue, engine)
+    waiting = asyncio.create_task(queue.sample(request(1)))
+    await until(lambda: engine.num_begun == 1)
+    waiting.cancel()
+    await until(lambda: engine.num_cancelled == 1)
 
 
 @pytest.mark.slow
-def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
-    async def test() -> None:
-        queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
-        link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())
-        broken.go.clear()
-        waiting = [asyncio.create_task(queue.sample(request(index))) for index in (13, 13)]
-        await until(lambda: broken.num_begun == 2)
-        broken.go.set()
-        with pytest.raises(SamplerError, match="gone"):
-            await link
-        whole.go.clear()
-        other = asyncio.create_task(QueueWorker("whole", whole, queue.poll, nothing_new).run())
-        await until(lambda: whole.num_begun == 2)
-        assert queue.status().replicas["whole"].num_running == 2
-        for each in (other, *waiting):
-            each.cancel()
-
-    run(test())
+async def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
+    queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
+    link = serve(queue, broken, "broken")
+    broken.go.clear()
+    waiting = [asyncio.create_task(queue.sample(request(index))) for index in (13, 13)]
+    await until(lambda: broken.num_begun == 2)
+    broken.go.set()
+    with pytest.raises(SamplerError, match="gone"):
+        await link
+    whole.go.clear()
+    serve(queue, whole, "whole")
+    await until(lambda: whole.num_begun == 2)
+    assert queue.status().replicas["whole"].num_running == 2
+    for each in waiting:
+        each.cancel()
 
 
-def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is slow to answer, which looks the same from inside."""
     monkeypatch.setattr(actors.sampling.queue_worker, "LEASE_SECONDS", 0.1)
     versions: list[int] = []
+    engine = EchoEngine()
+    orders = [Assignment(), Assignment([("ticket", request(1))])]
+    answered = asyncio.Event()
 
-    async def test() -> None:
-        engine = EchoEngine()
-        orders = [Assignment(), Assignment([("ticket", request(1))])]
-        answered = asyncio.Event()
+    async def poll(report: ReplicaReport) -> Assignment:
+        if report.answers:
+            (answer,) = (answer for _, answer in report.answers)
+            assert isinstance(answer, TokenOutput)
+            versions.append(answer.policy_version)
+            answered.set()
+        if len(orders) == 1:
+            await asyncio.sleep(0.2)
+        return orders.pop(0) if orders else Assignment()
 
-        async def poll(report: ReplicaReport) -> Assignment:
-            if report.answers:
-                (answer,) = (answer for _, answer in report.answers)
-                assert isinstance(answer, TokenOutput)
-                versions.append(answer.policy_version)
-                answered.set()
-            if len(orders) == 1:
-                await asyncio.sleep(0.2)
-            return orders.pop(0) if orders else Assignment()
+    async def catch_up() -> None:
+        engine.version = 7
 
-        async def catch_up() -> None:
-            engine.version = 7
-
-        link = asyncio.create_task(QueueWorker("a", engine, poll, catch_up).run())
-        await answered.wait()
-        link.cancel()
-
-    run(test())
+    link = asyncio.create_task(QueueWorker("a", engine, poll, catch_up).run())
+    await answered.wait()
+    link.cancel()
     assert versions == [7]
 
 
@@ -288,166 +255,140 @@ class BreakableQueue(RequestQueue):
 
 
 @pytest.mark.slow
-def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.1)
-
-    async def test() -> None:
-        queue, engine = BreakableQueue("policy", lease_seconds=0.5), EchoEngine()
-        workers: list[QueueWorker] = []
-        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
-        engine.go.clear()
-        answer = asyncio.create_task(queue.sample(request(1)))
-        await asyncio.sleep(0.1)
-        queue.is_broken = True
-        while len(workers) < 2:
-            workers[0].wake()
-            await asyncio.sleep(0.05)
-        queue.is_broken = False
-        engine.go.set()
-        assert (await answer).token_ids == (1,)
-        assert engine.num_cancelled == 1 and len(workers) > 1
-        link.cancel()
-
-    run(test())
+    queue, engine = BreakableQueue("policy", lease_seconds=0.5), EchoEngine()
+    workers: list[QueueWorker] = []
+    link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
+    engine.go.clear()
+    answer = asyncio.create_task(queue.sample(request(1)))
+    await asyncio.sleep(0.1)
+    queue.is_broken = True
+    while len(workers) < 2:
+        workers[0].wake()
+        await asyncio.sleep(0.05)
+    queue.is_broken = False
+    engine.go.set()
+    assert (await answer).token_ids == (1,)
+    assert engine.num_cancelled == 1 and len(workers) > 1
+    link.cancel()
 
 
 @pytest.mark.slow
-def test_worker_that_leaves_delivers_what_it_has_and_ends() -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
-        worker = QueueWorker("r", engine, queue.poll, nothing_new)
-        link = asyncio.create_task(worker.run())
-        engine.go.clear()
-        answer = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams())))
-        await until(lambda: engine.num_begun == 1)
-        worker.leave()
-        late = asyncio.create_task(queue.sample(TokenRequest((2,), SamplingParams())))
-        await asyncio.sleep(0.3)
-        assert not link.done() and engine.num_begun == 1
-        engine.go.set()
-        assert (await answer).token_ids == (1,)
-        await link
-        assert not late.done() and engine.num_cancelled == 0
-        late.cancel()
-
-    run(test())
+async def test_worker_that_leaves_delivers_what_it_has_and_ends() -> None:
+    queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+    worker = QueueWorker("r", engine, queue.poll, nothing_new)
+    link = asyncio.create_task(worker.run())
+    engine.go.clear()
+    answer = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams())))
+    await until(lambda: engine.num_begun == 1)
+    worker.leave()
+    late = asyncio.create_task(queue.sample(TokenRequest((2,), SamplingParams())))
+    await asyncio.sleep(0.3)
+    assert not link.done() and engine.num_begun == 1
+    engine.go.set()
+    assert (await answer).token_ids == (1,)
+    await link
+    assert not late.done() and engine.num_cancelled == 0
 
 
-def test_worker_that_is_wanted_again_goes_on() -> None:
-    async def test() -> None:
-        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
-        worker = QueueWorker("r", engine, queue.poll, nothing_new)
-        link = asyncio.create_task(worker.run())
-        worker.leave()
-        worker.leave(False)
-        assert (await queue.sample(TokenRequest((1,), SamplingParams()))).token_ids == (1,)
-        link.cancel()
-
-    run(test())
+async def test_worker_that_is_wanted_again_goes_on() -> None:
+    queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+    worker = QueueWorker("r", engine, queue.poll, nothing_new)
+    link = asyncio.create_task(worker.run())
+    worker.leave()
+    worker.leave(False)
+    assert (await queue.sample(TokenRequest((1,), SamplingParams()))).token_ids == (1,)
+    link.cancel()
 
 
 @pytest.mark.slow
-def test_queues_count_what_each_has_at_a_replica() -> None:
+async def test_queues_count_what_each_has_at_a_replica() -> None:
     """One queue has filled one of two replicas; the other one evens that out."""
-
-    async def test() -> None:
-        one, other, engines = RequestQueue("one"), RequestQueue("other"), [EchoEngine(), EchoEngine()]
-        for engine in engines:
-            engine.go.clear()
-        links = [
-            asyncio.create_task(QueueWorker(f"replica {number}", engine, queue.poll, nothing_new).run())
-            for number, engine in enumerate(engines)
-            for queue in ([one, other] if number == 0 else [other])
-        ]
-        await until(lambda: len(other.status().replicas) == 2 and len(one.status().replicas) == 1)
-        requests = [TokenRequest((index + 1, 1, 1), SamplingParams()) for index in range(30)]
-        asked = [asyncio.create_task(one.sample(each)) for each in requests[:10]]
-        await until(lambda: engines[0].num_begun == 10)
-        await asyncio.sleep(1.0)  # a poll of the other queue is due meanwhile
-        asked += [asyncio.create_task(other.sample(each)) for each in requests[10:]]
-        await until(lambda: sum(engine.num_begun for engine in engines) == 30)
-        assert [engine.num_begun for engine in engines] == [15, 15]
-        for task in (*asked, *links):
-            task.cancel()
-
-    run(test())
+    one, other, engines = RequestQueue("one"), RequestQueue("other"), [EchoEngine(), EchoEngine()]
+    for engine in engines:
+        engine.go.clear()
+    for number, engine in enumerate(engines):
+        for queue in [one, other] if number == 0 else [other]:
+            serve(queue, engine, f"replica {number}")
+    await until(lambda: len(other.status().replicas) == 2 and len(one.status().replicas) == 1)
+    requests = [TokenRequest((index + 1, 1, 1), SamplingParams()) for index in range(30)]
+    asked = [asyncio.create_task(one.sample(each)) for each in requests[:10]]
+    await until(lambda: engines[0].num_begun == 10)
+    await asyncio.sleep(1.0)  # a poll of the other queue is due meanwhile
+    asked += [asyncio.create_task(other.sample(each)) for each in requests[10:]]
+    await until(lambda: sum(engine.num_begun for engine in engines) == 30)
+    assert [engine.num_begun for engine in engines] == [15, 15]
 
 
 @pytest.mark.slow
-def test_worker_that_comes_back_has_another_name_than_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_comes_back_has_another_name_than_a_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else it would keep the lease of a request that its lost connection was answering."""
     monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.0)
-
-    async def test() -> None:
-        queue, engine = BreakableQueue("policy", lease_seconds=0.6), EchoEngine()
-        workers: list[QueueWorker] = []
-        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
-        engine.go.clear()
-        answer = asyncio.create_task(queue.sample(request(1)))
-        await until(lambda: engine.num_begun == 1)
-        queue.is_broken = True
-        workers[0].wake()
-        await until(lambda: len(workers) > 1)
-        queue.is_broken = False
-        engine.go.set()
-        while not link.done():
-            workers[-1].leave()
-            await asyncio.sleep(0.01)
-        link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
-        assert (await asyncio.wait_for(answer, 3)).token_ids == (1,)
-        link.cancel()
-
-    run(test())
+    queue, engine = BreakableQueue("policy", lease_seconds=0.6), EchoEngine()
+    workers: list[QueueWorker] = []
+    link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
+    engine.go.clear()
+    answer = asyncio.create_task(queue.sample(request(1)))
+    await until(lambda: engine.num_begun == 1)
+    queue.is_broken = True
+    workers[0].wake()
+    await until(lambda: len(workers) > 1)
+    queue.is_broken = False
+    engine.go.set()
+    while not link.done():
+        workers[-1].leave()
+        await asyncio.sleep(0.01)
+    link = asyncio.create_task(serve_queue("a", engine, queue.poll, nothing_new, workers.append))
+    assert (await asyncio.wait_for(answer, 3)).token_ids == (1,)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version_lag", "num_queues"), [(0, 1), (1, 1), (0, 2)], ids=["newest", "any", "two queues"]
 )
-def test_replicas_share_what_waits_after_each_publish(version_lag: int, num_queues: int) -> None:
+async def test_replicas_share_what_waits_after_each_publish(version_lag: int, num_queues: int) -> None:
     """1,024 requests need a second of eight replicas, and eight of one."""
+    queues = [RequestQueue("policy") for _ in range(num_queues)]
+    engines = [PlacesEngine() for _ in range(8)]
+    workers = [
+        [QueueWorker(f"replica {number}", engine, queue.poll, nothing_new) for queue in queues]
+        for number, engine in enumerate(engines)
+    ]
+    links = [asyncio.create_task(worker.run()) for each in workers for worker in each]
 
-    async def test() -> None:
-        queues = [RequestQueue("policy") for _ in range(num_queues)]
-        engines = [PlacesEngine() for _ in range(8)]
-        workers = [
-            [QueueWorker(f"replica {number}", engine, queue.poll, nothing_new) for queue in queues]
-            for number, engine in enumerate(engines)
+    async def load(number: int, version: int) -> None:
+        await asyncio.sleep(0.005 * number)
+        engines[number].version = version
+        for worker in workers[number]:
+            worker.wake()
+
+    await until(lambda: all(len(queue.status().replicas) == 8 for queue in queues))
+    seconds = []
+    for version in range(1, 4):
+        for engine in engines:
+            engine.num_begun = 0
+            engine.go.clear()
+        requests = [
+            TokenRequest((index,), SamplingParams(), version - version_lag, f"{version}/{index}")
+            for index in range(1024)
         ]
-        links = [asyncio.create_task(worker.run()) for each in workers for worker in each]
-
-        async def load(number: int, version: int) -> None:
-            await asyncio.sleep(0.005 * number)
-            engines[number].version = version
-            for worker in workers[number]:
-                worker.wake()
-
-        await until(lambda: all(len(queue.status().replicas) == 8 for queue in queues))
-        seconds = []
-        for version in range(1, 4):
-            for engine in engines:
-                engine.num_begun = 0
-                engine.go.clear()
-            requests = [
-                TokenRequest((index,), SamplingParams(), version - version_lag, f"{version}/{index}")
-                for index in range(1024)
-            ]
-            loads = [asyncio.create_task(load(number, version)) for number in range(8)]
-            start = time.monotonic()
-            answers = [
-                asyncio.create_task(queues[index % num_queues].sample(each))
-                for index, each in enumerate(requests)
-            ]
-            await asyncio.gather(*loads)
-            await until(lambda: sum(engine.num_begun for engine in engines) == 1024)
-            most = max(engine.num_begun for engine in engines)
-            assert most <= (128 if num_queues == 1 else 1.1 * 128), most
-            for engine in engines:
-                engine.go.set()
-            await asyncio.gather(*answers)
-            seconds.append(time.monotonic() - start)
-        assert min(seconds) < 4, f"{seconds}: the even split takes 1.0 on a free machine"
-        for link in links:
-            link.cancel()
-
-    run(test())
+        loads = [asyncio.create_task(load(number, version)) for number in range(8)]
+        start = time.monotonic()
+        answers = [
+            asyncio.create_task(queues[index % num_queues].sample(each))
+            for index, each in enumerate(requests)
+        ]
+        await asyncio.gather(*loads)
+        await until(lambda: sum(engine.num_begun for engine in engines) == 1024)
+        most = max(engine.num_begun for engine in engines)
+        assert most <= (128 if num_queues == 1 else 1.1 * 128), most
+        for engine in engines:
+            engine.go.set()
+        await asyncio.gather(*answers)
+        seconds.append(time.monotonic() - start)
+    assert min(seconds) < 4, f"{seconds}: the even split takes 1.0 on a free machine"
+    for link in links:
+        link.cancel()

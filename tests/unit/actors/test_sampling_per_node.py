@@ -69,118 +69,90 @@ class Started:
 A, B = "a" * 56, "b" * 56
 
 
-def test_nodes_share_one_start_and_the_first_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_share_one_start_and_the_first_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
-
-    async def test() -> None:
-        first: Any = StandIn()
-        samplers = NodeSamplers(first, A)
-        with samplers.used(A) as nothing, samplers.used(B) as one, samplers.used(B) as other:
-            assert nothing is None and one is other and one is not None
-            assert await one is started.by_node[B]
-            assert list(samplers.by_node().values()) == [first, started.by_node[B]]
-            assert await samplers.other_statuses() == [QueueStatus(1, 2, {})]
-            await samplers.cancel("a rollout")
-            assert first.cancelled == started.by_node[B].cancelled == ["a rollout"]
-        assert list(started.by_node) == [B]
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with samplers.used(A) as nothing, samplers.used(B) as one, samplers.used(B) as other:
+        assert nothing is None and one is other and one is not None
+        assert await one is started.by_node[B]
+        assert list(samplers.by_node().values()) == [first, started.by_node[B]]
+        assert await samplers.other_statuses() == [QueueStatus(1, 2, {})]
+        await samplers.cancel("a rollout")
+        assert first.cancelled == started.by_node[B].cancelled == ["a rollout"]
+    assert list(started.by_node) == [B]
 
 
 @pytest.mark.slow
-def test_node_without_rollout_actors_loses_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_without_rollout_actors_loses_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     monkeypatch.setattr(node_samplers, "UNUSED_SECONDS", 0.2)
-
-    async def test() -> None:
-        first: Any = StandIn()
-        samplers = NodeSamplers(first, A)
-        with samplers.used(B) as starting:
-            assert starting is not None
-            await starting
-        await asyncio.sleep(0.1)
-        with samplers.used(B):  # the next rollout actor comes in time
-            await asyncio.sleep(0.2)
-            assert not started.by_node[B].is_killed
-        await asyncio.sleep(0.3)
-        assert started.by_node[B].is_killed and list(samplers.by_node()) == [A]
-        assert not first.is_killed
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with samplers.used(B) as starting:
+        assert starting is not None
+        await starting
+    await asyncio.sleep(0.1)
+    with samplers.used(B):  # the next rollout actor comes in time
+        await asyncio.sleep(0.2)
+        assert not started.by_node[B].is_killed
+    await asyncio.sleep(0.3)
+    assert started.by_node[B].is_killed and list(samplers.by_node()) == [A]
+    assert not first.is_killed
 
 
-def test_first_stands_in_where_another_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_stands_in_where_another_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     started.broken = {B}
-
-    async def test() -> None:
-        first: Any = StandIn()
-        samplers = NodeSamplers(first, A)
-        with samplers.used(B) as starting:
-            assert starting is not None and await starting is first
-            assert list(samplers.by_node()) == [A]
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with samplers.used(B) as starting:
+        assert starting is not None and await starting is first
+        assert list(samplers.by_node()) == [A]
 
 
-def test_first_stands_in_where_another_start_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_stands_in_where_another_start_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     started.hanging = {B}
     monkeypatch.setattr(node_samplers, "SAMPLER_RESTART_SECONDS", 0.05)
-
-    async def test() -> None:
-        first: Any = StandIn()
-        with NodeSamplers(first, A).used(B) as starting:
-            assert starting is not None
-            assert await asyncio.wait_for(asyncio.shield(starting), 5) is first
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    with NodeSamplers(first, A).used(B) as starting:
+        assert starting is not None
+        assert await asyncio.wait_for(asyncio.shield(starting), 5) is first
 
 
-def test_sampler_for_one_place_serves_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sampler_for_one_place_serves_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
-
-    async def test() -> None:
-        first: Any = StandIn(recipe=None)
-        samplers = NodeSamplers(first, A)
-        with samplers.used(B) as starting:
-            assert starting is not None and await starting is first
-        assert not started.by_node
-
-    asyncio.run(test())
+    first: Any = StandIn(recipe=None)
+    samplers = NodeSamplers(first, A)
+    with samplers.used(B) as starting:
+        assert starting is not None and await starting is first
+    assert not started.by_node
 
 
-def test_cancel_does_not_wait_for_a_silent_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancel_does_not_wait_for_a_silent_node(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
-
-    async def test() -> None:
-        first: Any = StandIn()
-        samplers = NodeSamplers(first, A)
-        with samplers.used(B) as starting:
-            assert starting is not None
-            await starting
-            started.by_node[B].breaks = True
-            await samplers.cancel("a rollout")
-            assert first.cancelled == ["a rollout"]
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with samplers.used(B) as starting:
+        assert starting is not None
+        await starting
+        started.by_node[B].breaks = True
+        await samplers.cancel("a rollout")
+        assert first.cancelled == ["a rollout"]
 
 
-def test_silent_node_keeps_its_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_node_keeps_its_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow from the start of a run: without them, all would count as new when it answers again."""
     started = Started(monkeypatch)
-
-    async def test() -> None:
-        first: Any = StandIn()
-        samplers = NodeSamplers(first, A)
-        with samplers.used(B) as starting:
-            assert starting is not None
-            await starting
-            counts = await samplers.other_statuses()
-            started.by_node[B].hangs = True
-            assert await samplers.other_statuses() == counts == [QueueStatus(1, 2, {})]
-
-    asyncio.run(test())
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with samplers.used(B) as starting:
+        assert starting is not None
+        await starting
+        counts = await samplers.other_statuses()
+        started.by_node[B].hangs = True
+        assert await samplers.other_statuses() == counts == [QueueStatus(1, 2, {})]
 
 
 def test_status_of_several_queues_counts_each_replica_once() -> None:

@@ -21,33 +21,27 @@ def request(policy: str) -> TokenRequest:
 
 
 @pytest.mark.slow
-def test_request_goes_to_the_server_of_its_policy(tiny_model: Path) -> None:
-    async def play() -> TokenOutput:
-        sampler = ServeSampler({"one": "server-1", "two": "server-2"}, str(tiny_model))
-        answer = asyncio.create_task(sampler.sample_tokens(request("two")))
-        other = asyncio.create_task(sampler.poll("server-1", ReplicaReport("r1", 0, (), EngineStats())))
-        assignment = await sampler.poll("server-2", ReplicaReport("r2", 0, (), EngineStats()))
-        [(ticket, fetched)] = assignment.requests
-        assert fetched == request("two") and not other.done()
-        output = TokenOutput(token_ids=(7,), logprobs=(-1.0,), finish_reason="stop", policy_version=3)
-        next_poll = sampler.poll("server-2", ReplicaReport("r2", 0, [(ticket, output)], EngineStats()))
-        polls = [other, asyncio.create_task(next_poll)]
-        answered = await answer
-        assert set(sampler.status().replicas) == {"r1", "r2"}
-        for each in polls:
-            each.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
-        return answered
-
-    assert asyncio.run(play()).token_ids == (7,)
+async def test_request_goes_to_the_server_of_its_policy(tiny_model: Path) -> None:
+    sampler = ServeSampler({"one": "server-1", "two": "server-2"}, str(tiny_model))
+    answer = asyncio.create_task(sampler.sample_tokens(request("two")))
+    other = asyncio.create_task(sampler.poll("server-1", ReplicaReport("r1", 0, (), EngineStats())))
+    assignment = await sampler.poll("server-2", ReplicaReport("r2", 0, (), EngineStats()))
+    [(ticket, fetched)] = assignment.requests
+    assert fetched == request("two") and not other.done()
+    output = TokenOutput(token_ids=(7,), logprobs=(-1.0,), finish_reason="stop", policy_version=3)
+    next_poll = sampler.poll("server-2", ReplicaReport("r2", 0, [(ticket, output)], EngineStats()))
+    polls = [other, asyncio.create_task(next_poll)]
+    assert (await answer).token_ids == (7,)
+    assert set(sampler.status().replicas) == {"r1", "r2"}
+    for each in polls:
+        each.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
 
 
-def test_policy_that_nobody_serves_is_named(tiny_model: Path) -> None:
-    async def play() -> None:
-        await ServeSampler("server", str(tiny_model)).sample_tokens(request("two"))
-
+async def test_policy_that_nobody_serves_is_named(tiny_model: Path) -> None:
+    sampler = ServeSampler("server", str(tiny_model))
     with pytest.raises(AgentError, match="the policy 'two', and those that are sampled here are ''"):
-        asyncio.run(play())
+        await sampler.sample_tokens(request("two"))
 
 
 def test_server_of_one_model_is_refused_to_several_policies() -> None:

@@ -39,39 +39,34 @@ async def last(parts: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_outside_requests_leave_room_for_rollouts(
+async def test_outside_requests_leave_room_for_rollouts(
     engine: ScriptedEngine, tmp_path: Path, stream: bool
 ) -> None:
     served = frontend(engine, tmp_path)
     body = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES, "n": 5, "stream": stream})
-
-    async def share() -> tuple[int, int, list[dict[str, Any]]]:
-        outside = [asyncio.create_task(last(served.chat(body))) for _ in range(4)]
-        await asyncio.sleep(0.02)
-        running = engine.num_running
-        await engine.generate([1, 2], SamplingParams())
-        unanswered = sum(not task.done() for task in outside)
-        return running, unanswered, await asyncio.gather(*outside)
-
-    running, unanswered, answers = asyncio.run(share())
+    outside = [asyncio.create_task(last(served.chat(body))) for _ in range(4)]
+    await asyncio.sleep(0.02)
+    running = engine.num_running
+    await engine.generate([1, 2], SamplingParams())
+    unanswered = sum(not task.done() for task in outside)
+    answers = await asyncio.gather(*outside)
     assert running == 2, "of 20"
     assert unanswered >= 3, "the rollout did not wait for them"
     assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
 
 
-def test_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEngine, tmp_path: Path) -> None:
+async def test_places_of_clients_that_have_gone_are_free_again(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     served = frontend(engine, tmp_path)
     body = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES, "n": 5, "stream": True})
     one = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES})
-
-    async def leave() -> dict[str, Any]:
-        parts = served.chat(body)
-        await anext(parts)
-        await parts.aclose()
-        assert engine.num_running == 0
-        return await asyncio.wait_for(last(served.chat(one)), 30)
-
-    assert asyncio.run(leave())["choices"][0]["message"]["content"] == "1111"
+    parts = served.chat(body)
+    await anext(parts)
+    await parts.aclose()
+    assert engine.num_running == 0
+    answer = await asyncio.wait_for(last(served.chat(one)), 30)
+    assert answer["choices"][0]["message"]["content"] == "1111"
 
 
 def test_tokens_in_flight_are_of_prompts_and_answers_to_come(engine: ScriptedEngine) -> None:
@@ -83,20 +78,16 @@ def test_tokens_in_flight_are_of_prompts_and_answers_to_come(engine: ScriptedEng
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_that_wait_for_the_engine_are_in_flight_too(
+async def test_answers_that_wait_for_the_engine_are_in_flight_too(
     engine: ScriptedEngine, tmp_path: Path, stream: bool
 ) -> None:
     served = frontend(engine, tmp_path)
     body = CompletionRequest(model="tiny", prompt=[1, 2, 3], max_tokens=2, n=5, stream=stream)
     counts = []
-
-    async def ask() -> None:
-        answer = asyncio.create_task(last(served.complete(body)))
-        while not answer.done():
-            await asyncio.sleep(0)
-            counts.append(engine.tokens_in_flight)
-        answer.result()
-
-    asyncio.run(ask())
+    answer = asyncio.create_task(last(served.complete(body)))
+    while not answer.done():
+        await asyncio.sleep(0)
+        counts.append(engine.tokens_in_flight)
+    answer.result()
     assert max(counts) == 5 * (3 + 2), "of which the engine has two"
     assert engine.tokens_in_flight == 0

@@ -78,30 +78,27 @@ async def started(factory: Any) -> Slot:
     return slot
 
 
-def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
-    async def test() -> None:
-        slot, actor, rollout = await started(factory), factory.place, PendingRollout(REQUEST)
-        assert slot.state is SlotState.IDLE and slot.is_up
-        checking = asyncio.create_task(slot.responds())
-        await actor.end("ready", "here")
-        assert await checking
-        playing = asyncio.create_task(slot.play(rollout, Attempt(REQUEST)))
-        await asyncio.sleep(0)
-        assert slot.state is SlotState.PLAYING and slot.rollout is rollout
-        await actor.end("run", played(retained=True))
-        await playing
-        slot.await_request()
-        assert slot.state is SlotState.WARM and slot.rollout is None
-        assert slot.pair is not None and slot.pair.rollout_id == "g/0"
-        closing = asyncio.create_task(slot.close_pair())
-        await asyncio.sleep(0)
-        assert slot.state is SlotState.CLOSING and slot.pair is None
-        await actor.end("close_pair", True)
-        assert await closing
-        slot.end_actor()
-        assert slot.state is SlotState.GONE and not slot.is_up and slot.node == ""
-
-    asyncio.run(test())
+async def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
+    slot, actor, rollout = await started(factory), factory.place, PendingRollout(REQUEST)
+    assert slot.state is SlotState.IDLE and slot.is_up
+    checking = asyncio.create_task(slot.responds())
+    await actor.end("ready", "here")
+    assert await checking
+    playing = asyncio.create_task(slot.play(rollout, Attempt(REQUEST)))
+    await asyncio.sleep(0)
+    assert slot.state is SlotState.PLAYING and slot.rollout is rollout
+    await actor.end("run", played(retained=True))
+    await playing
+    slot.await_request()
+    assert slot.state is SlotState.WARM and slot.rollout is None
+    assert slot.pair is not None and slot.pair.rollout_id == "g/0"
+    closing = asyncio.create_task(slot.close_pair())
+    await asyncio.sleep(0)
+    assert slot.state is SlotState.CLOSING and slot.pair is None
+    await actor.end("close_pair", True)
+    assert await closing
+    slot.end_actor()
+    assert slot.state is SlotState.GONE and not slot.is_up and slot.node == ""
 
 
 def test_table_of_states_agrees_with_the_code(factory: Any) -> None:
@@ -117,45 +114,35 @@ def test_table_of_states_agrees_with_the_code(factory: Any) -> None:
 
 
 @pytest.mark.parametrize("state", SlotState)
-def test_slot_is_cancelled_unless_it_is_busy(factory: Any, state: SlotState) -> None:
-    async def test() -> None:
-        slot = Slot(0, factory, state=state)
-        slot.task = asyncio.create_task(asyncio.sleep(60))  # type: ignore[arg-type]
-        assert slot.cancel() is slot.is_ending is (state not in BUSY)
-        slot.task.cancel()
-
-    asyncio.run(test())
+async def test_slot_is_cancelled_unless_it_is_busy(factory: Any, state: SlotState) -> None:
+    slot = Slot(0, factory, state=state)
+    slot.task = asyncio.create_task(asyncio.sleep(60))  # type: ignore[arg-type]
+    assert slot.cancel() is slot.is_ending is (state not in BUSY)
 
 
-def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) -> None:
-    async def test() -> None:
-        slot = await started(factory)
-        checking = asyncio.create_task(slot.responds())
-        await factory.place.end("ready", RayActorError())
-        assert not await checking
-
-    asyncio.run(test())
+async def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) -> None:
+    slot = await started(factory)
+    checking = asyncio.create_task(slot.responds())
+    await factory.place.end("ready", RayActorError())
+    assert not await checking
 
 
 @pytest.mark.parametrize("end", ["dies", "node is silent", "hangs"])
-def test_rollout_without_a_result_is_a_failed_one(
+async def test_rollout_without_a_result_is_a_failed_one(
     factory: Any, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        slot = await started(factory)
-        if end == "hangs":
-            factory.limits = RolloutLimits(timeout_seconds=0)
-            monkeypatch.setattr(slot_module, "ENV_CLOSE_SECONDS", 0.0)
-            monkeypatch.setattr(slot_module, "LIMIT_GRACE_SECONDS", 0.0)
-        playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), Attempt(REQUEST)))
-        await asyncio.sleep(0)
-        if end == "dies":
-            await factory.place.end("run", RayActorError())
-        elif end == "node is silent":
-            factory.node_watch.silence("here").set_result(None)
-        result = await asyncio.wait_for(playing, 30)
-        reason = TerminationReason.TIMEOUT if end == "hangs" else TerminationReason.CRASHED
-        assert result.trajectory.termination_reason is reason and not result.usable
-        assert slot.rollout is None and slot.pair is None
-
-    asyncio.run(test())
+    slot = await started(factory)
+    if end == "hangs":
+        factory.limits = RolloutLimits(timeout_seconds=0)
+        monkeypatch.setattr(slot_module, "ENV_CLOSE_SECONDS", 0.0)
+        monkeypatch.setattr(slot_module, "LIMIT_GRACE_SECONDS", 0.0)
+    playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), Attempt(REQUEST)))
+    await asyncio.sleep(0)
+    if end == "dies":
+        await factory.place.end("run", RayActorError())
+    elif end == "node is silent":
+        factory.node_watch.silence("here").set_result(None)
+    result = await asyncio.wait_for(playing, 30)
+    reason = TerminationReason.TIMEOUT if end == "hangs" else TerminationReason.CRASHED
+    assert result.trajectory.termination_reason is reason and not result.usable
+    assert slot.rollout is None and slot.pair is None

@@ -64,46 +64,43 @@ async def three_messages(pool: Any, service: ScriptedService) -> list[asyncio.Ta
     return messages
 
 
-def test_message_withdrawn_while_waiting_leaves_its_conversation(pool: Any, service: ScriptedService) -> None:
-    async def talk() -> None:
-        first, second, third = await three_messages(pool, service)
-        assert await pool.call("messages", "withdraw", "", "second")
-        with pytest.raises(RequestError, match="withdrawn"):
-            await asyncio.wait_for(second, 60)
-        service.finish(service.take())
-        await first
-        await until(lambda: service.waiting)
-        service.finish(service.take())
-        assert (await third).has_answer
-        follow_ups = [request.follow_up and request.follow_up.message for request in service.asked]
-        assert follow_ups == [None, "third"], "nothing of the second message was played"
+async def test_message_withdrawn_while_waiting_leaves_its_conversation(
+    pool: Any, service: ScriptedService
+) -> None:
+    first, second, third = await three_messages(pool, service)
+    assert await pool.call("messages", "withdraw", "", "second")
+    with pytest.raises(RequestError, match="withdrawn"):
+        await asyncio.wait_for(second, 60)
+    service.finish(service.take())
+    await first
+    await until(lambda: service.waiting)
+    service.finish(service.take())
+    assert (await third).has_answer
+    follow_ups = [request.follow_up and request.follow_up.message for request in service.asked]
+    assert follow_ups == [None, "third"], "nothing of the second message was played"
 
-    asyncio.run(talk())
 
-
-def test_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
-    async def talk() -> None:
-        first, second, third = await three_messages(pool, service)
-        second.cancel()
-        service.finish(service.take())
-        await first
-        await until(lambda: service.waiting)
-        service.finish(service.take())
-        assert (await third).has_answer and len(service.asked) == 2
-
-    asyncio.run(talk())
+async def test_waiting_message_whose_client_has_gone_takes_no_turn(
+    pool: Any, service: ScriptedService
+) -> None:
+    first, second, third = await three_messages(pool, service)
+    second.cancel()
+    service.finish(service.take())
+    await first
+    await until(lambda: service.waiting)
+    service.finish(service.take())
+    assert (await third).has_answer and len(service.asked) == 2
 
 
 @pytest.mark.slow
-def test_messages_end_with_an_error_where_the_fleet_has_died(pool: Any, service: ScriptedService) -> None:
-    async def talk() -> None:
-        await pool.open()
-        message = asyncio.create_task(played(pool, "first"))
-        await until(lambda: service.waiting)
-        service.failure = RuntimeError("the fleet's process has ended")
-        with pytest.raises(SamplerError, match="the fleet's process has ended"):
-            await asyncio.wait_for(message, 60)
-        with pytest.raises(SamplerError, match="the fleet's process has ended"):
-            await pool.check()
-
-    asyncio.run(talk())
+async def test_messages_end_with_an_error_where_the_fleet_has_died(
+    pool: Any, service: ScriptedService
+) -> None:
+    await pool.open()
+    message = asyncio.create_task(played(pool, "first"))
+    await until(lambda: service.waiting)
+    service.failure = RuntimeError("the fleet's process has ended")
+    with pytest.raises(SamplerError, match="the fleet's process has ended"):
+        await asyncio.wait_for(message, 60)
+    with pytest.raises(SamplerError, match="the fleet's process has ended"):
+        await pool.check()

@@ -17,28 +17,21 @@ def plain(actor_class: Any) -> Any:
     return actor_class.__ray_metadata__.modified_class()
 
 
-def test_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
-
-    async def talk() -> list[Any]:
-        weights = plain(store.WeightStore)
-        nothing = await weights.newer_than(0)
-        waiting = asyncio.create_task(weights.newer_than(0))
-        await weights.publish(1, [])
-        return [nothing, (await waiting).version, await weights.newer_than(1)]
-
-    assert asyncio.run(talk()) == [None, 1, None]
+    weights = plain(store.WeightStore)
+    nothing = await weights.newer_than(0)
+    waiting = asyncio.create_task(weights.newer_than(0))
+    await weights.publish(1, [])
+    assert [nothing, (await waiting).version, await weights.newer_than(1)] == [None, 1, None]
 
 
-def test_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "PAIRING_SECONDS", 0.05)
-
-    async def talk() -> list[Any]:
-        samplers = plain(directory.SamplerDirectory)
-        nothing = await samplers.samplers_of("replica", 0, [])
-        waiting = asyncio.create_task(samplers.samplers_of("replica", 0, []))
-        await asyncio.sleep(0)
-        await samplers.add("sampler")
-        return [nothing, await waiting, await samplers.samplers_of("replica", 0, [1])]
-
-    assert asyncio.run(talk()) == [{}, {1: "sampler"}, {1: "sampler"}]
+    samplers = plain(directory.SamplerDirectory)
+    nothing = await samplers.samplers_of("replica", 0, [])
+    waiting = asyncio.create_task(samplers.samplers_of("replica", 0, []))
+    await asyncio.sleep(0)
+    await samplers.add("sampler")
+    assert (nothing, await waiting) == ({}, {1: "sampler"})
+    assert await samplers.samplers_of("replica", 0, [1]) == {1: "sampler"}

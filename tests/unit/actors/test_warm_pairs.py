@@ -130,58 +130,48 @@ class Fleet:
         slot.await_request()
 
 
-def test_pair_is_closed_when_nobody_has_written_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        played = Fleet(monkeypatch)
-        await played.play(0, message("a", seconds=0.05))
-        slot = played.slots[0]
-        assert slot.state is SlotState.WARM
-        keeping = asyncio.create_task(played.loop._keep_busy(slot))
-        while not slot.place.num_closed:
-            await asyncio.sleep(0.01)
-        assert slot.pair is None
-        keeping.cancel()
-
-    asyncio.run(asyncio.wait_for(test(), 30))
+async def test_pair_is_closed_when_nobody_has_written_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Fleet(monkeypatch)
+    await played.play(0, message("a", seconds=0.05))
+    slot = played.slots[0]
+    assert slot.state is SlotState.WARM
+    keeping = asyncio.create_task(played.loop._keep_busy(slot))
+    while not slot.place.num_closed:
+        await asyncio.sleep(0.01)
+    assert slot.pair is None
+    keeping.cancel()
 
 
-def test_pair_that_was_used_again_outlives_its_old_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        played = Fleet(monkeypatch)
-        await played.play(0, message("a", seconds=0.02))
-        await played.play(0, message("b", after="a"))
-        await asyncio.sleep(0.05)
-        assert not played.slots[0].pair.is_over
-
-    asyncio.run(test())
+async def test_pair_that_was_used_again_outlives_its_old_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Fleet(monkeypatch)
+    await played.play(0, message("a", seconds=0.02))
+    await played.play(0, message("b", after="a"))
+    await asyncio.sleep(0.05)
+    assert not played.slots[0].pair.is_over
 
 
-def test_another_actor_rebuilds_a_pair_from_all_messages_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        played = Fleet(monkeypatch)
-        first, second = message("first"), message("second", after="first")
-        await played.play(0, first)
-        await played.play(0, second)
-        played.slots[0].pair = None
-        await played.play(1, message("third", after="second"))
-        assert played.slots[0].place.histories == [(), ()]
-        history = (PastMessage(first, (b"first",)), PastMessage(second, (b"second",)))
-        assert played.slots[1].place.histories == [history]
-        assert played.slots[0].place.num_closed == played.slots[1].place.num_closed == 0
+async def test_another_actor_rebuilds_a_pair_from_all_messages_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Fleet(monkeypatch)
+    first, second = message("first"), message("second", after="first")
+    await played.play(0, first)
+    await played.play(0, second)
+    played.slots[0].pair = None
+    await played.play(1, message("third", after="second"))
+    assert played.slots[0].place.histories == [(), ()]
+    history = (PastMessage(first, (b"first",)), PastMessage(second, (b"second",)))
+    assert played.slots[1].place.histories == [history]
+    assert played.slots[0].place.num_closed == played.slots[1].place.num_closed == 0
 
-    asyncio.run(test())
 
-
-def test_pair_is_closed_before_its_slot_plays_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        played = Fleet(monkeypatch)
-        await played.play(0, message("a"))
-        played.slots[1].state = SlotState.PLAYING
-        await played.play(0, message("new"))
-        assert played.slots[0].place.num_closed == 1
-        assert played.slots[0].pair.rollout_id == "new"
-
-    asyncio.run(test())
+async def test_pair_is_closed_before_its_slot_plays_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Fleet(monkeypatch)
+    await played.play(0, message("a"))
+    played.slots[1].state = SlotState.PLAYING
+    await played.play(0, message("new"))
+    assert played.slots[0].place.num_closed == 1
+    assert played.slots[0].pair.rollout_id == "new"
 
 
 @pytest.mark.parametrize(
@@ -191,14 +181,11 @@ def test_pair_is_closed_before_its_slot_plays_anything_else(monkeypatch: pytest.
         (GuessEnvironment, "the journals of its messages are not kept any more"),
     ],
 )
-def test_pair_that_cannot_be_rebuilt_is_lost(
+async def test_pair_that_cannot_be_rebuilt_is_lost(
     env_class: type[BaseEnv], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play() -> RolloutResult:
-        played = Fleet(monkeypatch, env_class)
-        return await played.loop._play(waiting("b", after="a"), played.slots[1])
-
-    result = asyncio.run(play())
+    played = Fleet(monkeypatch, env_class)
+    result = await played.loop._play(waiting("b", after="a"), played.slots[1])
     assert result.lost and result.usable
     assert why in str(result.trajectory.error) and env_class.__name__ in str(result.trajectory.error)
 

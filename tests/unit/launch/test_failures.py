@@ -125,8 +125,8 @@ def test_run_whose_tasks_are_all_set_aside_ends() -> None:
 
 
 def test_task_set_aside_is_listed_once_also_after_a_resume(tmp_path: Path) -> None:
-    for _ in range(2):
+    for world in [object(), object()]:  # each with an address of its own, as in another process
         state = RunState(CONFIG, tmp_path)
-        state.record_set_aside(3, {"number": 3, "world": object()}, BROKEN)
+        state.record_set_aside(3, {"number": 3, "world": world}, BROKEN)
     (record,) = read_records(tmp_path / SET_ASIDE)
     assert (record["index"], record["task"]["number"], record["error"]) == (3, 3, BROKEN)

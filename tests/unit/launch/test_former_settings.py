@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +161,15 @@ def test_override_of_a_pair_holds_over_the_bounds_of_before() -> None:
     ],
 )
 def test_setting_by_two_names_is_refused_by_both(before: str, now: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"have {before} and [\w.]+, its name of today"):
-        with_overrides({before: 1, **now}, [])
+    given = {before: 1, **now}
+    readers: list[Callable[[], TrainConfig]] = [
+        lambda: with_overrides(given, []),
+        lambda: as_train_config(given),
+        lambda: compose([f"{name}={json.dumps(each)}".replace('"', "") for name, each in given.items()]),
+    ]
+    for read in readers:
+        with pytest.raises(ConfigError, match=rf"have {before} and [\w.]+, its name of today"):
+            read()
 
 
 def test_former_value_that_could_not_be_is_refused() -> None:

@@ -83,15 +83,13 @@ def test_answer_is_last_one_and_counts_tokens_of_all_turns() -> None:
 
 
 @pytest.mark.parametrize(("given", "temperature"), [({}, 0.3), ({"temperature": 0}, 0)])
-def test_message_without_a_temperature_has_the_servers(given: dict[str, float], temperature: float) -> None:
+async def test_message_without_a_temperature_has_the_servers(
+    given: dict[str, float], temperature: float
+) -> None:
     calculator = Calculator(episode("46"))
     frontend = AgentFrontend({"agent/calculator": calculator}, temperature=0.3)
     body = ChatRequest(model="agent/calculator", messages=[QUESTION], **given)
-
-    async def talk() -> None:
-        assert [part async for part in frontend.chat(body)]
-
-    asyncio.run(talk())
+    assert [part async for part in frontend.chat(body)]
     ((_, params),) = calculator.asked
     assert params.temperature == temperature
 
@@ -121,7 +119,7 @@ def test_answer_that_its_own_limit_has_cut_says_so() -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_episode_whose_client_goes_away_is_closed() -> None:
+async def test_episode_whose_client_goes_away_is_closed() -> None:
     closed = []
 
     async def endless(
@@ -133,13 +131,10 @@ def test_episode_whose_client_goes_away_is_closed() -> None:
         finally:
             closed.append(message)
 
-    async def leave() -> None:
-        body = ChatRequest(model="agent/calculator", messages=[QUESTION], stream=True)
-        async with aclosing(AgentFrontend({"agent/calculator": endless}).chat(body)) as chunks:
-            await anext(chunks)
-        assert closed == ["What is 12+34?"]
-
-    asyncio.run(leave())
+    body = ChatRequest(model="agent/calculator", messages=[QUESTION], stream=True)
+    async with aclosing(AgentFrontend({"agent/calculator": endless}).chat(body)) as chunks:
+        await anext(chunks)
+    assert closed == ["What is 12+34?"]
 
 
 def test_stream_has_the_same_answer_and_its_usage() -> None:

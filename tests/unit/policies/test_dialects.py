@@ -343,14 +343,12 @@ def test_prompt_is_counted_as_it_is_sampled_from() -> None:
     assert counted == answer["usage"]["input_tokens"]
 
 
-def test_chat_passes_chunks_on_as_they_are() -> None:
+async def test_chat_passes_chunks_on_as_they_are() -> None:
     async def chunks() -> AsyncIterator[Json]:
         yield {"id": 1}
 
-    async def collected() -> list[Any]:
-        return [event async for event in Chat({"model": "tiny", "messages": MESSAGES}).events(chunks())]
-
-    assert asyncio.run(collected()) == [(None, {"id": 1})]
+    events = [event async for event in Chat({"model": "tiny", "messages": MESSAGES}).events(chunks())]
+    assert events == [(None, {"id": 1})]
 
 
 def test_dialects_are_light_to_import() -> None:

@@ -26,7 +26,6 @@ LEARNERS = {"all weights": LearnerConfig(), "adapters": LearnerConfig(lora=LoRAC
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("name", ["Gemma 3", "DeepSeek V3"])
 def test_family_scores_as_transformers_and_publishes_its_names(

@@ -457,22 +457,18 @@ def test_streamed_logprobs_are_complete_though_text_is_held_back() -> None:
     assert logprobs == [-token_id / 8 for token_id in reply]
 
 
-def test_closing_a_stream_ends_all_of_its_requests() -> None:
+async def test_closing_a_stream_ends_all_of_its_requests() -> None:
     engine = FakeEngine(ids_of("The answer is 46."), ids_of("The answer is 46."))
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "stream": True, "n": 2})
-
-    async def leave_early() -> tuple[int, int]:
-        parts = OpenAIFrontend(MODEL, renderer(), engine).chat(body)
-        for _ in range(4):
-            await anext(parts)
-        before = engine.num_sampling
-        await parts.aclose()
-        return before, engine.num_sampling
-
-    assert asyncio.run(leave_early()) == (2, 0)
+    parts = OpenAIFrontend(MODEL, renderer(), engine).chat(body)
+    for _ in range(4):
+        await anext(parts)
+    before = engine.num_sampling
+    await parts.aclose()
+    assert (before, engine.num_sampling) == (2, 0)
 
 
-def test_whole_answer_without_a_client_is_cancelled() -> None:
+async def test_whole_answer_without_a_client_is_cancelled() -> None:
     class WaitingEngine(FakeEngine):
         async def sample(
             self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
@@ -486,16 +482,12 @@ def test_whole_answer_without_a_client_is_cancelled() -> None:
 
     engine = WaitingEngine()
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "n": 3})
-
-    async def give_up() -> tuple[int, int]:
-        answer = asyncio.ensure_future(anext(OpenAIFrontend(MODEL, renderer(), engine).chat(body)))
-        await asyncio.sleep(0.01)
-        before = engine.num_sampling
-        answer.cancel()
-        await asyncio.wait([answer])
-        return before, engine.num_sampling
-
-    assert asyncio.run(give_up()) == (3, 0)
+    answer = asyncio.ensure_future(anext(OpenAIFrontend(MODEL, renderer(), engine).chat(body)))
+    await asyncio.sleep(0.01)
+    before = engine.num_sampling
+    answer.cancel()
+    await asyncio.wait([answer])
+    assert (before, engine.num_sampling) == (3, 0)
 
 
 # -- text completions ------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ def test_estimator_gets_its_option() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Model has `tie_word_embeddings")
 def test_loss_gets_its_option(make_rank: MakeRank) -> None:
     frozen = LearnerConfig(optimizer=OptimizerConfig(lr=0.0))
     ranks = [make_rank(frozen, own(options={"power": power})) for power in (1.0, 3.0)]

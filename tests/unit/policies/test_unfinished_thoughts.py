@@ -135,7 +135,7 @@ def test_streamed_thought_is_sent_as_it_grows() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_unfinished_thought_of_agent_is_reasoning_at_responses(stream: bool) -> None:
+async def test_unfinished_thought_of_agent_is_reasoning_at_responses(stream: bool) -> None:
     calculator = Calculator(episode("<think>Is it 46, or"))
     agents = AgentFrontend({"agent/calculator": calculator})
 
@@ -145,11 +145,8 @@ def test_unfinished_thought_of_agent_is_reasoning_at_responses(stream: bool) -> 
 
     frontend = ResponsesFrontend(agents, {"agent/calculator": Store()})  # type: ignore[dict-item]
     body = ResponsesRequest.model_validate({"model": "agent/calculator", "input": "?", "stream": stream})
-
-    async def parts() -> list[dict[str, Any]]:
-        return [part async for part in frontend.respond(body)]
-
-    last = asyncio.run(parts())[-1]
+    parts = [part async for part in frontend.respond(body)]
+    last = parts[-1]
     response = last["response"] if stream else last
     reasoning, message = response["output"]
     assert reasoning["summary"][0]["text"] == "Is it 46, or"
