@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from environments.adapters.harbor_files import read_task
+from environments.adapters.harbor_files import OLDER_TASK, TASK, read_task
 from environments.base import Task
 from environments.command_name import explained, only_folder
 from environments.data.datasets import Dataset
@@ -227,7 +227,7 @@ def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[st
         DatasetError: there are no tasks, or none that can be played.
     """
     rows, rejected = [], {}
-    for each in sorted(path.parent for path in folder.glob("*/task.toml")):
+    for each in sorted({path.parent for name in (TASK, OLDER_TASK) for path in folder.glob(f"*/{name}")}):
         try:
             task = read_task(each, is_built)
             LocalSandbox(folders=(*task.trees, TESTS, LOGS))
@@ -237,7 +237,7 @@ def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[st
             rows.append({"question": task.question, "folder": str(task.folder), "name": each.name})
     if not rows:
         reasons = "".join(f"\n{reason}" for reason in rejected.values()) or (
-            " It has no */task.toml: name the folder in which the tasks' folders lie."
+            f" It has no */{TASK}: name the folder in which the tasks' folders lie."
             if folder.is_dir()
             else " It is no folder: correct the path."
         )
