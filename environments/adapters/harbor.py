@@ -148,7 +148,7 @@ class HarborEnvironment(ToolEnvironment):
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
         if done or self._shell_tools.seconds_left <= 0:
-            self._reward_output = verdict = self._verify()
+            self._reward_output = verdict = self.judge()
             return {}, verdict.reward, True, info | {"metadata": info["metadata"] | verdict.metadata}
         return observation, reward, done, info
 
@@ -170,8 +170,14 @@ class HarborEnvironment(ToolEnvironment):
         limits = replace(SHELL_LIMITS, memory_bytes=self._files.memory_bytes)
         return Shell(sandbox, dict(trees), self._files.cwd, dict(self._files.variables), limits)
 
-    def _verify(self) -> RewardOutput:
-        verdict = self._run_tests(self._shell.trees)
+    def judge(self, tree: str | None = None) -> RewardOutput:
+        """The verdict of the tests on the agent's files, or on those of ``tree``, packed, in WORKDIR.
+
+        Raises:
+            EnvironmentFailure: they give none on the files as they were, either.
+        """
+        own = {} if tree is None else {self._files.cwd: tree}
+        verdict = self._run_tests(self._shell.trees | own)
         if isinstance(verdict, RewardOutput):
             return verdict
         untouched = self._run_tests(self._files.trees)
