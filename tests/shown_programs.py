@@ -26,4 +26,4 @@ def programs(page: str) -> list[str]:
 (CONVERSATION,) = programs(HTTP)
 SHOP, CHECK, LENGTHS = programs(GUIDE)
 COLLECT, TRAIN = programs(MIGRATION)
-SOLVE, SOLVE_BY_PROGRAM, PLAY = programs(PROGRAMS)
+SOLVE, SOLVE_BY_PROGRAM, REPAIR, PLAY = programs(PROGRAMS)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from environments.adapters.harbor_files import read_task
+from environments.adapters.harbor_files import OLDER_TASK, TASK, read_task
 from environments.base import Task
 from environments.command_name import explained, only_folder
 from environments.data.datasets import Dataset
@@ -148,7 +148,7 @@ class HarborEnvironment(ToolEnvironment):
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
         if done or self._shell_tools.seconds_left <= 0:
-            self._reward_output = verdict = self._verify()
+            self._reward_output = verdict = self.judge()
             return {}, verdict.reward, True, info | {"metadata": info["metadata"] | verdict.metadata}
         return observation, reward, done, info
 
@@ -170,8 +170,14 @@ class HarborEnvironment(ToolEnvironment):
         limits = replace(SHELL_LIMITS, memory_bytes=self._files.memory_bytes)
         return Shell(sandbox, dict(trees), self._files.cwd, dict(self._files.variables), limits)
 
-    def _verify(self) -> RewardOutput:
-        verdict = self._run_tests(self._shell.trees)
+    def judge(self, tree: str | None = None) -> RewardOutput:
+        """The verdict of the tests on the agent's files, or on those of ``tree``, packed, in WORKDIR.
+
+        Raises:
+            EnvironmentFailure: they give none on the files as they were, either.
+        """
+        own = {} if tree is None else {self._files.cwd: tree}
+        verdict = self._run_tests(self._shell.trees | own)
         if isinstance(verdict, RewardOutput):
             return verdict
         untouched = self._run_tests(self._files.trees)
@@ -227,7 +233,7 @@ def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[st
         DatasetError: there are no tasks, or none that can be played.
     """
     rows, rejected = [], {}
-    for each in sorted(path.parent for path in folder.glob("*/task.toml")):
+    for each in sorted({path.parent for name in (TASK, OLDER_TASK) for path in folder.glob(f"*/{name}")}):
         try:
             task = read_task(each, is_built)
             LocalSandbox(folders=(*task.trees, TESTS, LOGS))
@@ -237,7 +243,7 @@ def harbor_tasks(folder: Path, is_built: bool = False) -> tuple[Dataset, dict[st
             rows.append({"question": task.question, "folder": str(task.folder), "name": each.name})
     if not rows:
         reasons = "".join(f"\n{reason}" for reason in rejected.values()) or (
-            " It has no */task.toml: name the folder in which the tasks' folders lie."
+            f" It has no */{TASK}: name the folder in which the tasks' folders lie."
             if folder.is_dir()
             else " It is no folder: correct the path."
         )

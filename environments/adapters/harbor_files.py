@@ -20,6 +20,8 @@ from environments.errors import DatasetError
 from environments.sandbox import child
 from environments.sandbox.shell_command import pack
 
+TASK, OLDER_TASK = "task.toml", "task.yaml"
+"""The file by which a folder is a task: Harbor's, and that of terminal-bench 1."""
 DEFAULT_SECONDS, DEFAULT_MEMORY_MB = 600.0, 2048
 UNPLAYABLE = (
     *("steps", "environment.mcp_servers", "environment.healthcheck", "environment.gpus", "environment.tpus"),
@@ -58,8 +60,14 @@ def read_task(folder: Path, is_built: bool = False) -> HarborTask:
         DatasetError: a file is missing or malformed, or asks for something that cannot be played.
     """
     folder = folder.resolve()
+    if (folder / OLDER_TASK).exists() and not (folder / TASK).exists():
+        raise DatasetError(
+            f"{folder} has {OLDER_TASK}, the form of terminal-bench 1: write it in Harbor's ({TASK}, "
+            "instruction.md, environment/, tests/test.sh). https://harborframework.com/docs/task-difference "
+            "shows how."
+        )
     try:
-        settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        settings = tomllib.loads((folder / TASK).read_text(encoding="utf-8"))
         question = (folder / "instruction.md").read_text(encoding="utf-8")
         dockerfile = (folder / "environment" / "Dockerfile").read_text(encoding="utf-8")
         (folder / "tests" / "test.sh").read_text(encoding="utf-8")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from environments.rewards.base import RewardOutput
-from environments.rewards.judge import Judge, quoted_object
+from environments.rewards.judge import Judge, concurrently, quoted_object
 from environments.rewards.judge_ledger import JudgeLedger
 from environments.thoughts import split_thought
 from environments.types import Message
@@ -62,8 +63,8 @@ class GroupJudge:
 
     @property
     def concurrency(self) -> int:
-        """Most groups in judgement at once. The calls of one group are made one after the other."""
-        return self.judge.concurrency
+        """Most groups in judgement at once: all of their calls are as many as the judge's ``concurrency``."""
+        return 1 if self.pairwise else max(1, self.judge.concurrency // 2)
 
     @property
     def ledger(self) -> JudgeLedger:
@@ -83,11 +84,9 @@ class GroupJudge:
         answers = [split_thought(each)[1].strip() for each in actions]
         different = sorted({each for each in answers if each})  # so that no order of the members costs anew
         size = 2 if self.pairwise else max(2, len(different))
-        rankings = [
-            self._ranking(task_info, order)
-            for each in combinations(different, size)
-            for order in (each, each[::-1])
-        ]
+        orders = [order for each in combinations(different, size) for order in (each, each[::-1])]
+        most = self.judge.concurrency // self.concurrency
+        rankings = concurrently(partial(self._ranking, task_info), orders, most)
         outputs = []
         for index, answer in enumerate(answers):
             own = [each for each in rankings if answer in each.places]

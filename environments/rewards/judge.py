@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import re
+import threading
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,7 +83,8 @@ class Judge:
     num_readings: int = setting(2, at_least=1)
     """Number of calls for a verdict, where the first reply is none."""
     concurrency: int = setting(16, at_least=1)
-    """Most answers in judgement at once, in a command that grades many. A rollout has one at a time."""
+    """Most calls at once, in a command that grades many answers or for a ``GroupJudge``. A rollout has one
+    at a time."""
 
     def __post_init__(self) -> None:
         if self.rubric is not None:
@@ -270,8 +273,39 @@ def graded(function: Callable[[T], R], items: Iterable[T], reward_fn: RewardFunc
     """
     if not isinstance(reward_fn, Judge | GroupReward):
         return [function(each) for each in items]
-    with ThreadPoolExecutor(reward_fn.concurrency) as pool:
-        return list(pool.map(function, items))
+    return concurrently(function, items, reward_fn.concurrency)
+
+
+def concurrently(function: Callable[[T], R], items: Iterable[T], most: int) -> list[R]:
+    """The results of ``function`` in the order of ``items``, by at most ``most`` calls at once.
+
+    No call begins after one has failed, and those that have begun are waited for. They run in daemon threads:
+    a program that is interrupted need not wait for them.
+
+    Raises:
+        BaseException: the error of the first item that has one.
+    """
+    calls = [(item, Future[R]()) for item in items]
+    waiting = deque(calls)
+
+    def work() -> None:
+        while waiting:
+            try:
+                item, future = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                future.set_result(function(item))
+            except BaseException as error:  # noqa: BLE001  # whoever waits raises it
+                waiting.clear()
+                future.set_exception(error)
+
+    threads = [threading.Thread(target=work, name="judge", daemon=True) for _ in calls[:most]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [future.result() for _, future in calls]
 
 
 def _object_text(reply: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from actors.gateway.function import RolloutFunction
+from actors.gateway.harbor_program import HarborProgram
 from environments import CodeEnvironment, SingleTurnEnvironment
 from environments.adapters.harbor import HarborEnvironment, ShellTools, harbor_tasks
 from environments.adapters.nemo_gym import PARAMS, NemoGymRollout
@@ -242,11 +243,14 @@ def openenv_workload(server: str, seed: int) -> Workload:
     )
 
 
-def harbor_workload(folder: str, seed: int, sandbox: Sandbox | None = None) -> Workload:
+def harbor_workload(
+    folder: str, seed: int, sandbox: Sandbox | None = None, program: HarborProgram | None = None
+) -> Workload:
     """Make the workload of the tasks in ``folder``, and print which of them are played.
 
     Where there are folders ``train`` and ``test`` in it, the tasks of the latter are held out; else
-    evaluations play the same tasks as the training. ``sandbox`` is that of ``HarborEnvironment``.
+    evaluations play the same tasks as the training. ``sandbox`` is that of ``HarborEnvironment``; a
+    ``program`` plays in the place of a ``ToolAgent``, in the local sandbox.
 
     Raises:
         DatasetError: no task can be played.
@@ -257,13 +261,16 @@ def harbor_workload(folder: str, seed: int, sandbox: Sandbox | None = None) -> W
     for name, (tasks, rejected) in zip(names, found, strict=True):
         sys.stdout.write(f"{HARBOR}{root / name}: {len(tasks)} tasks; {len(rejected)} cannot be played.\n")
         sys.stdout.writelines(f"  {reason}\n" for reason in rejected.values())
+    training, held_out = found[0][0].shuffle(seed), found[-1][0]
+    if program is not None:
+        return Workload(rollout=program, train_dataset=training, val_dataset=held_out)
     return Workload(
         agent_class=ToolAgent,
         agent_args={"tools": ShellTools().tools, "system_prompt": HARBOR_PROMPT},
         env_class=HarborEnvironment,
         env_args={} if sandbox is None else {"sandbox": sandbox},
-        train_dataset=found[0][0].shuffle(seed),
-        val_dataset=found[-1][0],
+        train_dataset=training,
+        val_dataset=held_out,
     )
 
 

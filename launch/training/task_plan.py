@@ -31,6 +31,7 @@ LEAST_ATTEMPTS = 3
 NUM_SAMPLES = 3
 """Tracebacks in the error that ends a run."""
 RAISED = re.compile(r"raised in (\S+): (\w+)")
+BELOW_TRACEBACK = re.compile(r"^Traceback \(.*\):\n(?: .*\n)*(?:\w+\.)*(.*)", re.MULTILINE)
 
 
 class TaskPlan:
@@ -192,10 +193,11 @@ class FailureBudget:
 
 
 def kind_of(error: str) -> str:
-    """Method and type of an exception, or the first line of an error that names none."""
+    """Method and type of an exception, else the first line of the error, which is below its traceback."""
     if found := RAISED.search(error):
         return f"{found[2]} in {found[1]}"
-    return error.partition("\n")[0][:80]
+    shown = BELOW_TRACEBACK.findall(error) or [error]
+    return str(shown[-1]).partition("\n")[0][:80]
 
 
 def fails_everywhere(group: TrajectoryGroup, attempts_per_rollout: int) -> bool:

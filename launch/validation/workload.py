@@ -19,6 +19,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
+from policies.agents.seats import SeatsAgent
 from policies.model_files import check_loadable, check_teacher, config_of, num_rows
 
 
@@ -118,8 +119,8 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
 
 
 def check_group_reward(config: TrainConfig, workload: Workload) -> None:
-    """Groups have members to compare where the reward compares them, and are judged at all. Raises
-    ``ConfigError``.
+    """Groups have members of one seat to compare where the reward compares them, and are judged at all.
+    Raises ``ConfigError``.
     """
     reward_fn = workload.env_args.get("reward_fn")
     if hasattr(reward_fn, "compare") and getattr(reward_fn, "concurrency", 0) < 1:
@@ -131,6 +132,12 @@ def check_group_reward(config: TrainConfig, workload: Workload) -> None:
         raise ConfigError(
             f"rollout.group_size={config.rollout.group_size} leaves {workload.group_reward!r:.90} nothing to "
             "compare: set 2 or more, or take a reward that judges each answer by itself."
+        )
+    if workload.group_reward is not None and isinstance(workload.pair.make_agent(), SeatsAgent):
+        raise ConfigError(
+            f"agent_class={workload.pair.agent_class.__name__} plays several seats, and "
+            f"{workload.group_reward!r:.90} compares the answers of one: take a reward_fn that does not, or "
+            "let the environment reward its seats."
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import repository
@@ -33,9 +32,8 @@ def main() -> None:
     port = free_port()
     command = [sys.executable, "-m", "launch.view", str(options.run), "--port", str(port)]
     with (
-        tempfile.TemporaryDirectory() as profile,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as view,
-        Browser.running(Path(profile)) as browser,
+        Browser.running() as browser,
     ):
         try:
             assert view.stdout is not None and "http" in view.stdout.readline()

@@ -237,16 +237,14 @@ def said(program: Any) -> str:
 
 
 @pytest.mark.skipif(chromium() is None, reason="this machine has no Chromium: apt-get install chromium")
-def test_training_is_watched_in_browser_and_its_policy_talked_to(
-    training: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_training_is_watched_in_browser_and_its_policy_talked_to(training: subprocess.Popen[str]) -> None:
     """The whole page, before a training that goes on: its curves move, all five views show what is there."""
     given = dict(word.split("=") for word in training.args if "=" in word)
     port, url = free_port(), f"http://127.0.0.1:{given['server.http_port']}/v1"
     command = [sys.executable, "-m", "launch.view", given["run.directory"], "--port", str(port)]
     command += ["--address", address_of(training), "--server", url]
     with (
-        Browser.running(tmp_path) as browser,
+        Browser.running() as browser,
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as view,
     ):
         assert view.stdout is not None

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from followed_run import foreign_lines
 
+from environments.data.curriculum import RewardVariance
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from launch.chaos import COUNTED
 from launch.console import main
@@ -24,7 +26,7 @@ from launch.health.members import members
 from launch.replay import Replay
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
-from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.checkpoint import LATEST, CheckpointFolder
 from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
 from launch.settings.compose import compose
@@ -110,6 +112,34 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
     assert kept_steps(stopped, TRAIN) == [3, 4]
     for step in (3, 4):
         one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
+        assert len(one) == 12 and one == other
+
+
+@pytest.mark.slow
+def test_resumed_run_chooses_the_same_tasks_by_a_curriculum(ray_cluster: None, tmp_path: Path) -> None:
+    """Of four tasks, so that results have chosen most of the groups."""
+    import torch
+
+    def train(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+        saved = "run.checkpoints={every: 2, kept: 9}"
+        config = compose([*SMALL, f"run.directory={folder}", "run.num_steps=4", saved, *overrides])
+        workload = small_workload(config)
+        tasks = Dataset(workload.train_dataset[:4])
+        run_training(config, replace(workload, train_dataset=tasks, curriculum=RewardVariance()))
+        return comparable(read_metrics(folder))
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    expected = train(whole)
+    assert expected[-1]["curriculum/weight_mean"] < 1, "tasks were passed over"
+    shutil.copytree(whole, stopped, symlinks=True)
+    newest = stopped / "checkpoints" / LATEST
+    shutil.rmtree(newest.resolve())
+    newest.unlink()
+    newest.symlink_to("step_000002")
+    assert train(stopped, "run.resume=true") == expected
+    assert all(torch.equal(one, weights(stopped, 4)[name]) for name, one in weights(whole, 4).items())
+    for step in (3, 4):
+        one, other = (said(read_kept(folder, TRAIN, step)) for folder in (whole, stopped))
         assert len(one) == 12 and one == other
 
 

@@ -12,6 +12,9 @@ from outside_packages import environment_with
 from test_rollout_function import play, processes_with
 
 from actors.gateway.client import PolicyClient
+from actors.gateway.harbor_program import HarborProgram
+from environments.adapters.harbor import harbor_tasks
+from environments.data.repairs import write_repairs_of
 from environments.types import Completion, Message, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.samples import training_samples
@@ -170,3 +173,28 @@ def test_mini_swe_agent_trains_on_one_sequence(
     assert trajectory.reward == 1.0
     check_sequences(trajectory, num_turns=3)
     assert processes_with(LEFT_BEHIND) == []
+
+
+def test_mini_swe_agent_repairs_a_repository(outside: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    write_repairs_of("roman", tmp_path)
+    row = next(iter(harbor_tasks(tmp_path)[0]))
+    solution = (Path(row["folder"]) / "solution" / "solve.sh").read_text().replace("/app/", "")
+    commands = ("python3 check.py", "ls /tests /solution; cat ../../tests/*", solution, COMMANDS[-1])
+    command = [str(outside / "mini"), "-c", "../mini.yaml", "-m", "openai/policy", "-o", "../calls.json"]
+    mini = HarborProgram(
+        command=[*command, "-t", "{question}"],
+        files={"mini.yaml": MINI},
+        environment=QUIET,
+        visible=[str(outside.parent)],
+    )
+    seen: list[str] = []
+
+    def shell(messages: list[Message]) -> str:
+        seen[:] = [str(message["content"]) for message in messages]
+        return in_a_call(commands[sum(message["role"] == "assistant" for message in messages)])
+
+    trajectory = play(mini, sampler=TemplateSampler(tokenizer_folder, shell), task=row, max_steps=5)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    check_sequences(trajectory, num_turns=4)
+    assert any("calls failed" in each for each in seen)
+    assert any(each.count("No such file") == 3 for each in seen), "neither tests nor solution"

@@ -96,6 +96,28 @@ def test_tasks_of_a_folder_are_rows_and_others_are_named() -> None:
         harbor_tasks(TASKS.parent / "unit")
 
 
+def test_task_of_terminal_bench_1_is_rejected_by_name(tmp_path: Path) -> None:
+    """In a folder as its repository has them: ``harbor_tasks`` passed over it in silence."""
+    shutil.copytree(TASKS / "repair", tmp_path / "repair")
+    older = tmp_path / "hello-world"
+    (older / "tests").mkdir(parents=True)
+    for name, text in {
+        "task.yaml": "instruction: |-\n  Create a file called hello.txt.\nparser_name: pytest\n",
+        "Dockerfile": "FROM ghcr.io/laude-institute/t-bench/python-3-13:20250620\nWORKDIR /app\n",
+        "docker-compose.yaml": "services:\n  client:\n    build: .\n",
+        "run-tests.sh": "uv run pytest $TEST_DIR/test_outputs.py -rA\n",
+        "solution.sh": "echo 'Hello, world!' > hello.txt\n",
+        "tests/test_outputs.py": "def test_it(): ...\n",
+    }.items():
+        (older / name).write_text(text)
+    tasks, rejected = harbor_tasks(tmp_path)
+    assert [row["name"] for row in tasks] == ["repair"]
+    assert "hello-world has task.yaml, the form of terminal-bench 1" in rejected["hello-world"]
+    shutil.rmtree(tmp_path / "repair")
+    with pytest.raises(DatasetError, match="write it in Harbor"):
+        harbor_tasks(tmp_path)
+
+
 @pytest.mark.slow
 def test_files_and_directory_last_from_call_to_call() -> None:
     env = started(TASKS / "repair")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_run_ends_at_the_first_rollout_past_the_budget(failures: list[bool], sha
 def test_kind_of_error_is_its_type_and_method_or_first_line() -> None:
     assert kind_of(BROKEN) == "KeyError in Shop.step"
     assert kind_of("The rollout actor died: gone\nmore") == "The rollout actor died: gone"
+
+
+def test_kind_of_a_traceback_is_its_last_error() -> None:
+    try:
+        try:
+            raise LookupError("no entry")
+        except LookupError as cause:
+            raise EnvironmentFailure("The judge does not answer:\nnot at all") from cause
+    except EnvironmentFailure as error:
+        text = "".join(traceback.format_exception(error))
+    assert text.count("Traceback") == 2
+    assert kind_of(text) == "EnvironmentFailure: The judge does not answer:"
 
 
 @pytest.mark.parametrize("reason", sorted(WORLD_FAILURES))

@@ -33,8 +33,8 @@ NASTY = "<img src=x onerror='document.title=\"broken\"'>"
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser.running(tmp_path_factory.mktemp("browser")) as browser:
+def window() -> Iterator[Browser]:
+    with Browser.running() as browser:
         yield browser
 
 

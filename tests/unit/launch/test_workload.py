@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from environments import BaseEnv, Dataset, SingleTurnEnvironment
@@ -13,6 +15,7 @@ from launch.training import start
 from launch.validation.workload import check_datasets, check_group_reward
 from launch.workload import Workload
 from policies import BaseAgent, MathAgent
+from policies.agents.seats import SeatsAgent
 
 TASKS = [{"question": "1 + 1?"}]
 
@@ -68,3 +71,10 @@ def test_reward_that_compares_needs_a_group() -> None:
     check_group_reward(config, compared(JUDGE.judge))
     with pytest.raises(ConfigError, match=r"rollout.group_size=1 leaves GroupJudge\(.*set 2 or more"):
         check_group_reward(config, compared(JUDGE))
+
+
+def test_reward_that_compares_is_for_agents_of_one_seat() -> None:
+    game = replace(compared(JUDGE), agent_class=SeatsAgent)
+    with pytest.raises(ConfigError, match=r"agent_class=SeatsAgent plays several seats, and GroupJudge\("):
+        check_group_reward(TrainConfig(), game)
+    check_group_reward(TrainConfig(), replace(game, env_args={}))
