@@ -136,7 +136,14 @@ def run(
     return program
 
 
-def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0) -> str:
+def warm_started_model(
+    recipe: str,
+    folder: Path,
+    num_steps: int,
+    seed: int = 0,
+    more: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> str:
     """A model that has learned from the recipe's demonstrations and nothing else; returns its folder."""
     directory = folder / f"warm-{recipe}-{seed}"
     overrides = [
@@ -150,9 +157,10 @@ def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0)
         "rollout.groups_per_step=1",
         "rollout.group_size=2",
         "fleet.num_actors=2",
+        *more,
     ]
     if not (directory / "checkpoints" / "latest").exists():
-        run(overrides)
+        run(overrides, environment)
     return str(directory)
 
 
