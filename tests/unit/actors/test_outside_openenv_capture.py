@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from agent_server import agent_server
 from outside_packages import environment_with
-from test_outside_programs import ANSWER, TemplateSampler, call_of, calculating
+from test_outside_programs import TemplateSampler, calculating, call_of
 from test_rollout_function import TOOL, play
 
 from actors.gateway.client import PolicyClient
-from environments.types import Message, Trajectory
 from policies.learning.samples import training_samples
 
 pytestmark = pytest.mark.outside
@@ -69,29 +68,20 @@ async def calls_and_then_summarizes(task: dict[str, Any], client: PolicyClient) 
     return 1.0
 
 
-def sampled(replies: Any, folder: Path) -> Trajectory:
-    return play(calls_and_then_summarizes, sampler=TemplateSampler(folder, replies), max_steps=5)
-
-
-def brief(messages: list[Message]) -> str:
-    return "Go on." if len(messages) == 1 and "Go on" in messages[0]["content"] else calculating(messages)
-
-
-def test_recorded_rollouts_pass_and_give_equal_sequences(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_recorded_rollout_passes_and_gives_equal_sequences(tokenizer_folder: Path, tmp_path: Path) -> None:
     """Token for token and mask for mask, also where a history was compacted."""
-    rollouts = [sampled(calculating, tokenizer_folder), sampled(brief, tokenizer_folder)]
-    calls = [[call_record(step.completion) for step in each.steps] for each in rollouts]
+    sampler = TemplateSampler(tokenizer_folder, calculating)
+    trajectory = play(calls_and_then_summarizes, sampler=sampler, max_steps=5)
     path = tmp_path / "rollouts.json"
-    path.write_text(json.dumps(calls))
-    for trajectory, found in zip(rollouts, openenv("check", path), strict=True):
-        assert found["trainable"] and found["num_turns"] == len(trajectory.steps) == 3
-        assert not [each for each in found["findings"] if "FATAL" in each]
-        ours = [
-            [[*each.prompt_ids, *each.response_ids], [0] * each.num_prompt_tokens + list(each.loss_mask)]
-            for each in training_samples(trajectory)
-        ]
-        assert len(ours) == 2 and found["sequences"] == ours
-    assert rollouts[0].steps[1].model_response == ANSWER
+    path.write_text(json.dumps([[call_record(each.completion) for each in trajectory.steps]]))
+    (found,) = openenv("check", path)
+    assert found["trainable"] and found["num_turns"] == len(trajectory.steps) == 3
+    assert not [each for each in found["findings"] if "FATAL" in each]
+    ours = [
+        [[*each.prompt_ids, *each.response_ids], [0] * each.num_prompt_tokens + list(each.loss_mask)]
+        for each in training_samples(trajectory)
+    ]
+    assert len(ours) == 2 and found["sequences"] == ours
 
 
 def call_record(completion: Any) -> dict[str, Any]:
