@@ -1,20 +1,28 @@
 """Agents in the frameworks of others, unchanged: a program that runs in an environment without Troupe.
 
     python outside_programs.py FRAMEWORK
+    python outside_programs.py FRAMEWORK SOCKET
 
-Reads the question in ``task.txt``, answers it with a tool, and writes the answer into ``answer.txt``. The
-framework finds the model by itself, by the variables for OpenAI's or Anthropic's address and key.
+The first reads the question in ``task.txt``, answers it with a tool, and writes the answer into
+``answer.txt``. The second loads the framework once, listens at a socket, and answers each question there in
+a process that it forks. The framework finds the model by itself, by the variables for OpenAI's or
+Anthropic's address and key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import os
+import re
+import socketserver
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-INSTRUCTIONS = "Calculate with the tool."
+INSTRUCTIONS = "Give the final answer in \\boxed{}."
 MODEL = "policy"
 
 
@@ -24,8 +32,11 @@ def calculator(expression: str) -> str:
     Args:
         expression: such as 12+34.
     """
-    left, right = expression.split("+")
-    return str(int(left) + int(right))
+    found = re.fullmatch(r"(\d{1,9})([+*])(\d{1,9})", str(expression))
+    if found is None:
+        return "Error: no sum and no product of two numbers."
+    left, operator, right = found.groups()
+    return str(int(left) + int(right) if operator == "+" else int(left) * int(right))
 
 
 def with_agents(question: str) -> str:
@@ -112,8 +123,6 @@ def with_litellm_messages(question: str) -> str:
 
 
 def _litellm(question: str, model: str) -> str:
-    import json
-
     import litellm
 
     properties = {"expression": {"type": "string"}}
@@ -130,6 +139,71 @@ def _litellm(question: str, model: str) -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
+MINI = """
+agent:
+  system_template: Solve it in a shell.
+  instance_template: "{{task}}"
+  mode: yolo
+  confirm_exit: false
+  step_limit: 3
+environment:
+  timeout: 5
+model:
+  cost_tracking: ignore_errors
+  observation_template: "{{output.output}}"
+"""
+
+
+NOBODY = 65534
+
+
+def with_mini(question: str) -> str:
+    """mini-swe-agent's command, with short prompts by its own configuration.
+
+    It runs what a model writes: as root it would do so as nobody, in a folder that is nobody's.
+    """
+    from minisweagent.run.mini import app
+
+    if os.getuid() == 0:
+        os.chown(".", NOBODY, NOBODY)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    Path("mini.yaml").write_text(MINI)
+    command = ["-c", "mini.yaml", "-m", f"openai/{MODEL}", "-t", question, "-o", "calls.json"]
+    app(command, standalone_mode=False)
+    return str(json.loads(Path("calls.json").read_text())["info"]["submission"])
+
+
+PACKAGES = {
+    "agents": ["agents"],
+    "langgraph": ["langchain.agents", "langchain_openai"],
+    "pydantic_ai": ["pydantic_ai", "pydantic_ai.models.openai", "pydantic_ai.providers.openai"],
+    "mini": ["minisweagent.run.mini", "minisweagent.models.litellm_model"],
+}
+"""Modules that are loaded before the first question at a socket."""
+
+
+class Answering(socketserver.StreamRequestHandler):
+    """Answers a question in the process that was forked for it, in a folder of its own.
+
+    A program that fails sends nothing, and the server notes its error.
+    """
+
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            os.environ |= {**request["environment"], "HOME": folder}
+            answer = FRAMEWORKS[sys.argv[1]](request["question"])
+            self.wfile.write(json.dumps(answer).encode())
+            os.chdir("/")
+
+
+class AnsweringServer(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    max_children = request_queue_size = 256
+
+
 FRAMEWORKS: dict[str, Callable[[str], str]] = {
     name.removeprefix("with_"): value for name, value in list(globals().items()) if name.startswith("with_")
 }
@@ -137,4 +211,8 @@ FRAMEWORKS: dict[str, Callable[[str], str]] = {
 if __name__ == "__main__":
     # Nothing beyond this machine is called: no traces, no list of prices.
     os.environ |= {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    if len(sys.argv) > 2 and sys.argv[2].startswith("/"):
+        for module in PACKAGES[sys.argv[1]]:
+            importlib.import_module(module)
+        AnsweringServer(sys.argv[2], Answering).serve_forever()
     Path("answer.txt").write_text(FRAMEWORKS[sys.argv[1]](Path("task.txt").read_text()))

@@ -63,7 +63,7 @@ class AgentFrontend:
         instructions: str = "reject",
         count: Callable[[str, str], None] = lambda agent, end: None,
     ) -> None:
-        self._agents, self._temperature = dict(agents), temperature
+        self._agents, self.temperature = dict(agents), temperature
         self._instructions, self._count = instructions, count
 
     def models(self) -> list[Json]:
@@ -142,7 +142,7 @@ class AgentFrontend:
             exchanges = exchanges_before(turns, with_orders)
             history = history_of(turns, with_orders)
             context = replace(context, earlier=earlier, history=history, exchanges=exchanges)
-        params = SamplingParams(**{"temperature": self._temperature, **question.sampling})
+        params = SamplingParams(**{"temperature": self.temperature, **question.sampling})
         async with aclosing(play(message, params, context)) as parts:
             async for part in parts:
                 if isinstance(part, TokenUsage):

@@ -70,7 +70,7 @@ class ResponsesFrontend:
             raise unknown_model(
                 f"There is no agent {body.model!r} that answers at /v1/responses. Agents that do: {served}."
             )
-        draft = _Draft(body)
+        draft = _Draft(body, self._agents.temperature)
         placed = replace(
             context,
             after=body.after if context.session is None else body.previous_response_id,
@@ -169,10 +169,10 @@ def _not_kept(response_id: str) -> NotFoundError:
 class _Draft(ResponseDraft):
     """The response of an agent. ``num_steps`` is Troupe's."""
 
-    def __init__(self, body: ResponsesRequest) -> None:
-        names = {"metadata", "previous_response_id", "temperature", "top_p"}
-        given = body.model_dump(include=names) | {"metadata": body.metadata or {}}
-        super().__init__(body.model, given)
+    def __init__(self, body: ResponsesRequest, temperature: float) -> None:
+        names = {"max_output_tokens", "metadata", "previous_response_id", "store", "temperature", "top_p"}
+        given = body.model_dump(include=names, exclude_none=True)
+        super().__init__(body.model, {"temperature": temperature, **given})
         self.body = body
 
     def repeat(self, earlier: ReplayedAnswer) -> None:

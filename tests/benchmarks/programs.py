@@ -144,7 +144,14 @@ def trained(directory: Path, overrides: Sequence[str], environment: dict[str, st
     return str(directory)
 
 
-def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0) -> str:
+def warm_started_model(
+    recipe: str,
+    folder: Path,
+    num_steps: int,
+    seed: int = 0,
+    more: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> str:
     """A model that has learned from the recipe's demonstrations and nothing else; returns its folder."""
     overrides = [
         f"recipe={recipe}",
@@ -156,8 +163,9 @@ def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0)
         "rollout.groups_per_step=1",
         "rollout.group_size=2",
         "fleet.num_actors=2",
+        *more,
     ]
-    return trained(folder / f"warm-{recipe}-{seed}", overrides)
+    return trained(folder / f"warm-{recipe}-{seed}", overrides, environment)
 
 
 def success(recipe: str, model: str, folder: Path, times: int = 4) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from policies.model_api.dialects.base import ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error
-from policies.model_api.dialects.responses_draft import ResponseDraft
+from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
 from policies.model_api.errors import InvalidRequestError, NotFoundError, request_error
 from policies.model_api.protocol import ChatRequest
@@ -23,10 +23,8 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of this API by those of the chat request, which errors of the engine's side name."""
-REPEATED = {
-    *("instructions", "metadata", "parallel_tool_calls", "previous_response_id", "tool_choice", "tools"),
-}
-"""Fields of a request that its response repeats, of those with the same default for agents."""
+TOOL: Json = {"description": None, "parameters": None, "strict": None}
+"""Fields that each tool of a response has."""
 UNIQUE_NAMES = re.compile(r"\b(max_tokens|response_format|reasoning_effort)\b")
 """Names that are no words, so that they are meant wherever they stand."""
 
@@ -112,27 +110,18 @@ class _Draft(ResponseDraft):
     """The response to a request, which it repeats; its id is that of the chat completion."""
 
     def __init__(self, body: Json) -> None:
-        defaults: Json = {
-            "background": False,
-            "max_output_tokens": None,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": "default",
-            "store": True,
-            "temperature": 1.0,
-            "text": {"format": {"type": "text"}},
-            "top_logprobs": 0,
-            "top_p": 1.0,
-            "truncation": "disabled",
-        }
-        names = REPEATED | defaults.keys()
-        given = {name: value for name, value in body.items() if name in names and value is not None}
+        given = {name: body[name] for name in REPEATED if body.get(name) is not None}
         try:
             json.dumps(given, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
                 f"A text of the request is no Unicode ({error.reason}): leave half a surrogate pair out."
             ) from error
-        super().__init__(body["model"], defaults | given)
+        if "tools" in given:
+            given["tools"] = [TOOL | each for each in given["tools"]]
+        if "reasoning" in given:
+            given["reasoning"] = REPEATED["reasoning"] | given["reasoning"]
+        super().__init__(body["model"], given)
 
     def begin(self, part: Json) -> Iterator[Json]:
         number = str(part["id"]).removeprefix("chatcmpl-")

@@ -15,6 +15,33 @@ from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, Draft, Json
 
 ENDS = ("response.completed", "response.incomplete")
 """The last event of a stream."""
+REPEATED: Json = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+}
+"""Fields of a request that its response repeats, with their values where the request has none.
+
+Strict clients want each of them in a response: https://www.openresponses.org/reference
+"""
 PREFIXES = {THOUGHT: "rs", TEXT: "msg", CALL: "fc"}
 
 
@@ -36,20 +63,14 @@ class ResponseDraft(Draft):
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
+            "completed_at": None,
             "status": "in_progress",
             "model": model,
             "output": self.output,
             "error": None,
             "incomplete_details": None,
-            "instructions": None,
-            "metadata": {},
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "temperature": None,
-            "top_p": None,
-            "tool_choice": "auto",
-            "tools": [],
             "usage": None,
+            **REPEATED,
             **fields,
         }
 
@@ -121,7 +142,8 @@ class ResponseDraft(Draft):
         """The last event, after which the response is complete."""
         status = "completed" if is_whole else "incomplete"
         details = None if is_whole else {"reason": "max_output_tokens"}
-        self.response |= {"status": status, "incomplete_details": details, **fields}
+        ended = {"completed_at": int(time.time()) if is_whole else None}
+        self.response |= {"status": status, "incomplete_details": details, **ended, **fields}
         return self.event(status, response=self.response)
 
     @property

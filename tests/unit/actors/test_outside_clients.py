@@ -7,6 +7,7 @@ versions of packages that Troupe has pinned.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -88,6 +89,15 @@ def test_ai_sdk_talks_with_agent_and_sends_all_that_was_said(
 ) -> None:
     with agent_server(tokenizer_folder) as server:
         run("node", ai_sdk, server.url)
+
+
+def test_answers_are_those_of_open_responses(tokenizer_folder: Path) -> None:
+    """Every field that its specification wants is there, whole and streamed, and it knows all events."""
+    python = environment_with(TESTS / "outside_openresponses.txt") / "python"
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Ulm"}}\n</tool_call>'
+    with agent_server(tokenizer_folder, replies=[f"I look.\n{call}"], max_model_tokens=2000) as server:
+        kinds = json.loads(run(python, TESTS / "outside_openresponses.py", server.url, "tiny"))
+    assert {"message", "function_call", "response.function_call_arguments.done"} <= set(kinds)
 
 
 def test_fuzzer_finds_no_server_error_and_no_hang(

@@ -1,0 +1,147 @@
+"""What programs of others learn in the calculator recipe, beside its ``ToolAgent``, from one warm start.
+
+    python tests/benchmarks/trained_programs.py [--runs tool_agent/0,tool_agent/1,agents/0] [--folder ...]
+
+A run is a program and a seed. All start from the same model, but mini-swe-agent, whose conversations are
+others: it starts from conversations of a scripted model, as the gateway has them. A run that is finished is
+not run again, and one that was interrupted goes on from its last checkpoint: the command may be given part by
+part. Frameworks run in an environment of their own, which is made with the packages of
+``tests/outside_programs.txt``; a process that has loaded one is forked for each rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import repository
+from programs import run, warm_started_model
+from report import Report
+
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.trajectory_log import TRAIN, read_kept
+from policies.learning.samples import training_samples
+
+TESTS = repository.ROOT / "tests"
+sys.path.insert(0, str(TESTS))
+
+from calculator_program import PROGRAM, SOCKET  # noqa: E402  # which has parts of these folders
+from outside_packages import environment_with  # noqa: E402
+
+TOOL_AGENT, MINI = "tool_agent", "mini"
+IN_THE_ACTOR = (TOOL_AGENT, "openai", "anthropic")
+"""Programs that need no environment of their own."""
+RUNS = "tool_agent/0,tool_agent/1,tool_agent/2,openai/0,agents/0,anthropic/0,langgraph/0,pydantic_ai/0,mini/0"
+WARM_STEPS = 350
+FINISHED = "finished.json"
+COUNTS = ("calls", "sampled tokens", "trained tokens", "retokenized", "foreign answers", "branches")
+COLUMNS = ("before", "after", *COUNTS, "seconds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--runs", default=RUNS, help="default: %(default)s")
+    parser.add_argument("--updates", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--folder", type=Path, default=Path("runs/trained_programs"), help="of the runs")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    report = Report(
+        f"calculator by programs: {arguments.updates} updates of 64 rollouts", ("program", "seed", *COLUMNS)
+    )
+    for name in arguments.runs.split(","):
+        program, seed = name.split("/")
+        directory = folder / program / f"seed-{seed}"
+        if not (directory / FINISHED).exists():
+            with answering(program, folder) as environment:
+                trained(program, seed, arguments.updates, directory, environment)
+        found = json.loads((directory / FINISHED).read_text())
+        report.add(program, seed, *(f"{found[each]:g}" for each in COLUMNS))
+    report.print()
+
+
+def trained(program: str, seed: str, updates: int, directory: Path, environment: dict[str, str]) -> None:
+    """Train to the end; leave what was counted in a file."""
+    own = [] if program == TOOL_AGENT else ["workload=calculator_program"]
+    warm = directory.parents[1] / (MINI if program == MINI else "shared")
+    warm.mkdir(parents=True, exist_ok=True)
+    model = warm_started_model(
+        "calculator", warm, WARM_STEPS, more=own if program == MINI else (), environment=environment
+    )
+    start = time.monotonic()
+    run(
+        [
+            "recipe=calculator",
+            *own,
+            f"model.path={model}",
+            f"seed={seed}",
+            f"run.directory={directory}",
+            "run.resume=true",
+            "stages=[reinforce]",
+            f"run.num_steps={updates}",
+            f"run.trajectories_kept={updates}",
+            "run.checkpoints.every=5",
+            f"evaluation.every={updates}",
+        ],
+        environment,
+    )
+    seconds = round(time.monotonic() - start)
+    counts = {**counted(directory, updates), "seconds": seconds}
+    (directory / FINISHED).write_text(json.dumps(counts))
+
+
+def counted(directory: Path, updates: int) -> dict[str, float]:
+    """Success on held-out problems, and what the rollouts of the updates were made of."""
+    success = [each["eval/reward_mean"] for each in read_metrics(directory) if "eval/reward_mean" in each]
+    counts: dict[str, float] = {"before": success[0], "after": success[-1], **dict.fromkeys(COUNTS, 0)}
+    for step in range(1, updates + 1):
+        for kept in read_kept(directory, TRAIN, step):
+            trajectory = kept.trajectory
+            completions = [each.completion for each in trajectory.steps if each.completion is not None]
+            retokenized = [each.num_completion_tokens for each in completions if each.retokenized]
+            counts["calls"] += len(trajectory.steps)
+            counts["sampled tokens"] += trajectory.num_sampled_tokens
+            counts["trained tokens"] += sum(each.num_sampled_tokens for each in training_samples(trajectory))
+            counts["retokenized"] += sum(retokenized)
+            counts["foreign answers"] += trajectory.metrics.get("foreign_answers", 0)
+            counts["branches"] += trajectory.metrics.get("branches", 0)
+    return counts
+
+
+@contextmanager
+def answering(program: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Variables for a run of the program, which answers at a socket if it does not run in the actor."""
+    path = os.pathsep.join(map(str, (TESTS / "benchmarks", TESTS)))
+    environment = {"PYTHONPATH": path, PROGRAM: program}
+    if program in IN_THE_ACTOR:
+        yield environment
+        return
+    python = environment_with(TESTS / "outside_programs.txt") / "python"
+    with tempfile.TemporaryDirectory() as place, (folder / f"{program}.log").open("a") as log:
+        socket = Path(place, "socket")
+        server = subprocess.Popen(
+            [python, TESTS / "outside_programs.py", program, socket],
+            env={"PATH": os.environ["PATH"], "HOME": place, "MSWEA_CONFIGURED": "1"},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            while not socket.exists():
+                if server.poll() is not None:
+                    raise SystemExit(f"{program} has not started: {log.name}")
+                time.sleep(0.2)
+            yield {**environment, SOCKET: str(socket)}
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()
