@@ -132,10 +132,11 @@ def _with_pictures(text: dict[str, Any], tokenizer: Any, folder: Path) -> dict[s
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     }
+    numbers = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
     return {
         "text_config": {**text, "rope_parameters": rope},
         "vision_config": PICTURES,
         "tie_word_embeddings": text["tie_word_embeddings"],
-        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()},
+        **{name: number for name, number in numbers.items() if number is not None},
     }

@@ -13,9 +13,10 @@ torch.set_num_threads(1)  # the engines have the other cores
 
 def load(path: Path, weights: dict[str, torch.Tensor] | None = None) -> Any:
     """The model of a folder, with other ``weights`` if there are any."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    auto = getattr(transformers, transformers.AutoConfig.from_pretrained(path).architectures[0])
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     if weights is not None:
         missing, unexpected = model.load_state_dict(weights, strict=False)
         assert not unexpected

@@ -195,24 +195,22 @@ def learned(model: Path, learner: LearnerConfig, prompts: Sequence[Sequence[int]
     """One update, whose weights go to ``target``."""
     rank = WholeBatches(VerlLearner(str(model), learner, resolve(AlgorithmConfig(), NUM_TOKENS), 10, 0))
     batch = TrainBatch(samples=samples(prompts))
-    before = difference(rank.logprobs(batch), expected(load(model)[0], batch))
+    plain, _ = load(model)
+    before = difference(rank.logprobs(batch), expected(plain, batch))
     metrics = rank.update(rank.score([batch])).metrics
-    original, weights = load_file(model / WEIGHTS), dict(rank.weights())
+    weights = dict(rank.weights())
     shutil.copytree(model, target, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
     save_file({name: each.detach() for name, each in weights.items()}, target / WEIGHTS, {"format": "pt"})
     trained, unnamed = load(target)
-    moved = [
-        name for name, each in original.items() if name in weights and not torch.equal(each, weights[name])
-    ]
+    pairs = zip(plain.state_dict().values(), trained.state_dict().values(), strict=True)
     return {
         "loss": metrics["learn/loss"],
         "grad_norm": metrics["learn/grad_norm"],
         "before": before,
         "after": difference(rank.logprobs(batch), expected(trained, batch)),
         "weights": len(weights),
-        "of_the_file": len(original),
-        "renamed": len(original.keys() - weights.keys()),
-        "moved": len(moved),
+        "of_the_file": len(load_file(model / WEIGHTS)),
+        "moved": sum(not torch.equal(old, new) for old, new in pairs),
         "misnamed": sorted(unnamed),
     }
 

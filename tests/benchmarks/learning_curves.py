@@ -18,7 +18,7 @@ import argparse
 import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Recipe:
     methods: tuple[str, ...]
     warm_start_steps: int = 0
     """As in the recipe. Supervised learning as a baseline gets twice as many."""
+    settings: tuple[str, ...] = ()
+    """In the place of ``recipe=NAME``."""
+    metrics: tuple[str, ...] = ()
+    """Those that are shown, instead of the reward and what the environment names."""
 
 
 TINY = ("reinforce", "expert_iteration", "sft")
@@ -60,14 +64,21 @@ METHODS = {
     "lora": Method("reinforcement with LoRA", "#8e5ea2"),
     "expert_iteration": Method("expert iteration, as many rollouts", "#e8a33d"),
     "sft": Method("supervised learning on successful demonstrations", "#5aa469"),
+    "imitation": Method("supervised learning on all demonstrations, twice as many steps", "#5aa469"),
 }
 LORA = ("learner.lora.rank=16", "learner.optimizer.lr=2e-4")
 FINISHED = "finished.json"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--recipes", default="calculator,guess", help=f"some of: {','.join(RECIPES)}")
+def main(
+    recipes: Mapping[str, Recipe] = RECIPES,
+    about: str | None = __doc__,
+    default: str = "calculator,guess",
+    page: str = "launch/recipes/README.md",
+) -> None:
+    """Run what the command line names of ``recipes``, and report it; ``page`` shows the tables."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--recipes", default=default, help=f"some of: {','.join(recipes)}")
     parser.add_argument("--methods", default=",".join(METHODS), help="some of: %(default)s")
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning_curves"), help="of the runs")
@@ -76,24 +87,25 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="settings for all runs, such as fleet.num_actors=8")
     arguments = parser.parse_args()
     for recipe in arguments.recipes.split(","):
+        folder, shown = arguments.folder / recipe, recipes[recipe].metrics
         for seed in arguments.seeds.split(","):
             for method in arguments.methods.split(","):
-                if method not in RECIPES[recipe].methods:
+                if method not in recipes[recipe].methods:
                     continue
-                directory = arguments.folder / recipe / method / f"seed-{seed}"
-                settings = overrides(recipe, method, arguments.updates or RECIPES[recipe].num_updates)
-                run_once([*settings, f"seed={seed}", *arguments.overrides], directory)
-        report(recipe, arguments.folder / recipe, arguments.publish)
+                settings = overrides(recipe, recipes[recipe], method, arguments.updates)
+                run_once([*settings, f"seed={seed}", *arguments.overrides], folder / method / f"seed-{seed}")
+        report(recipe, folder, shown, repository.ROOT / page if arguments.publish else None)
 
 
-def overrides(recipe: str, method: str, num_updates: int) -> list[str]:
+def overrides(recipe: str, about: Recipe, method: str, num_updates: int | None) -> list[str]:
     """What a run is told, besides its seed and folder."""
-    about = RECIPES[recipe]
+    num_updates = num_updates or about.num_updates
     every = max(1, num_updates // about.num_evaluations)
-    settings = [f"recipe={recipe}", f"evaluation.every={every}", f"run.checkpoints.every={every}"]
-    if method == "sft":
-        steps = f"warm_start.num_steps={2 * about.warm_start_steps}"
-        return [*settings, f"workload=successful_{recipe}", "stages=[warm_start]", steps]
+    settings = [*(about.settings or [f"recipe={recipe}"]), f"evaluation.every={every}"]
+    settings.append(f"run.checkpoints.every={every}")
+    if method in ("sft", "imitation"):
+        settings += ["stages=[warm_start]", f"warm_start.num_steps={2 * about.warm_start_steps}"]
+        return settings if method == "imitation" else [*settings, f"workload=successful_{recipe}"]
     if method == "expert_iteration":
         stages = ",".join([*about.stages, "expert_iteration"])
         return [*settings, f"stages=[{stages}]", f"expert_iteration.num_steps={num_updates}"]
@@ -119,23 +131,23 @@ def run_once(settings: Sequence[str], directory: Path) -> None:
     (directory / FINISHED).write_text(json.dumps(about))
 
 
-def report(recipe: str, folder: Path, publish: bool) -> None:
-    """Draw and tabulate the finished runs of a recipe."""
-    runs, about = read_runs(folder)
+def report(recipe: str, folder: Path, shown: Sequence[str], page: Path | None) -> None:
+    """Draw and tabulate the finished runs of a recipe; with a ``page``, where README shows it."""
+    runs, about = read_runs(folder, shown)
     if not runs:
         return
     add_published(runs, about, recipe)
-    target = PUBLISHED if publish else folder.parent
+    target = PUBLISHED if page else folder.parent
     values = {"recipe": recipe, "runs": about, "metrics": runs}
     (target / f"{recipe}.json").write_text(json.dumps(values, indent=1) + "\n")
     draw(runs, METHODS, target / f"{recipe}.png")
     rows = table(runs, METHODS)
     print(f"\n{recipe}\n\n{rows}", flush=True)
-    if publish:
-        write_measured(repository.ROOT / "launch/recipes/README.md", recipe, rows)
+    if page:
+        write_measured(page, recipe, rows)
 
 
-def read_runs(folder: Path) -> tuple[Runs, dict[str, Any]]:
+def read_runs(folder: Path, shown: Sequence[str] = ()) -> tuple[Runs, dict[str, Any]]:
     """By method, metric and seed the (step, value) pairs of finished runs, and what is known of each run."""
     runs: Runs = {}
     about: dict[str, Any] = {}
@@ -145,7 +157,7 @@ def read_runs(folder: Path) -> tuple[Runs, dict[str, Any]]:
             about[f"{method}/{seed}"] = json.loads(finished.read_text())
             for record in read_metrics(finished.parent):
                 for name, value in record.items():
-                    if _is_shown(name):
+                    if _is_shown(name, shown):
                         points = runs.setdefault(method, {}).setdefault(name, {}).setdefault(seed, [])
                         points.append((record["step"], value))
     return runs, about
@@ -165,11 +177,11 @@ def add_published(runs: Runs, about: dict[str, Any], recipe: str) -> None:
                 runs.setdefault(method, {}).setdefault(metric, {})[seed] = points[seed]
 
 
-def _is_shown(name: str) -> bool:
-    """Whether a metric is the reward, or one that the environment names."""
+def _is_shown(name: str, shown: Sequence[str]) -> bool:
+    """Whether a metric is among those, or without them is the reward, or one that the environment names."""
     kind, _, metric = name.partition("/")
-    named = not is_standard(f"rollout/{metric}")
-    return kind in ("rollout", "eval") and (metric == "reward_mean" or named)
+    named = metric in shown if shown else metric == "reward_mean" or not is_standard(f"rollout/{metric}")
+    return kind in ("rollout", "eval") and named
 
 
 def _commit() -> str:

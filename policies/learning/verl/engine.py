@@ -147,9 +147,18 @@ class Predicted:
 
 
 def install() -> None:
-    """Have verl's workers use these engines and our micro-batches."""
+    """Have verl's workers use these engines and our micro-batches, and the models' own forward passes.
+
+    verl's are for packed rows and fused kernels, which it is not asked for, and for pictures: those of models
+    that read pictures take positions of four kinds alone, and have no ``logits_to_keep``.
+    """
     for device in ("cpu", "cuda"):  # verl's own way to register engines does not let one be replaced
         EngineRegistry._engines["language_model"]["fsdp2"][device] = PolicyEngine
         EngineRegistry._engines["value_model"]["fsdp2"][device] = ValueEngine
     transformer_impl.prepare_micro_batches = prepare_micro_batches
+    transformer_impl.apply_monkey_patch = _no_patch
     token_trees.install()
+
+
+def _no_patch(model: PreTrainedModel, **options: object) -> None:
+    """Called by verl in the place of its own ``apply_monkey_patch``."""

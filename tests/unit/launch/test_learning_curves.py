@@ -1,4 +1,4 @@
-"""The summaries of ``tests/benchmarks/learning_curves.py``, on values made up here."""
+"""The runs and summaries of ``tests/benchmarks/learning_curves.py``, on values made up here."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ RUNS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "method"), RUNS)
 def test_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
-    assert method in curves.RECIPES[recipe].methods
-    config = compose(curves.overrides(recipe, method, 30))
+    about = curves.RECIPES[recipe]
+    assert method in about.methods
+    config = compose(curves.overrides(recipe, about, method, 30))
     check_training_settings(config)
     updates = 0 if method == "sft" else 30
     stages = {"reinforce": config.run.num_steps, "expert_iteration": config.expert_iteration.num_steps}
@@ -69,7 +70,7 @@ def test_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) 
 
 @pytest.mark.slow
 def test_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
-    config = compose(curves.overrides("guess", "sft", 30))
+    config = compose(curves.overrides("guess", curves.RECIPES["guess"], "sft", 30))
     workload = load_workload(config.workload, seed=0)
     demonstrations = guess.demonstrations(0)
     successful = [each.messages for each in demonstrations.with_rewards() if each.reward == 1.0]
@@ -77,6 +78,39 @@ def test_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> No
     assert workload.demonstrations == successful
     assert workload.val_dataset is not None
     assert list(workload.val_dataset) == list(guess.workload(1).val_dataset or ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["reinforce", "imitation"])
+@pytest.mark.parametrize("task", ["renamed_search", "possible_guesses"])
+def test_evidence_of_learning_has_valid_settings(curves: Any, task: str, method: str) -> None:
+    about = importlib.import_module("evidence.learning").RECIPES[task]
+    config = compose(curves.overrides(task, about, method, None))
+    check_training_settings(config)
+    assert config.warm_start.num_steps == about.warm_start_steps * (2 if method == "imitation" else 1)
+
+
+@pytest.mark.slow
+def test_demonstrations_of_guesses_find_four_of_five_numbers(curves: Any) -> None:
+    workload = importlib.import_module("evidence.possible_guesses").workload(0)
+    rewards = [each.reward for each in workload.demonstrations.with_rewards()]
+    assert sum(rewards) / len(rewards) == pytest.approx(0.802, abs=0.02)
+
+
+@pytest.mark.slow
+def test_worlds_of_search_share_no_name_and_no_answer(
+    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_HOME", str(tmp_path))
+    search = importlib.import_module("evidence.renamed_search")
+    assert len(search.TASKS) == search.WORLDS
+    assert [task["answer"] for task in search.TASKS[0]][:2] == ["Otterlow", "Wenna Prowse"]
+    titles = [title for tasks in search.TASKS for title in {each["supporting_facts"][0] for each in tasks}]
+    assert len(titles) == len(set(titles))
+    demonstrations = list(search.demonstrations(0)[:100].with_rewards())
+    twice = [each.reward == 1.0 for each in demonstrations if len(each.messages) == 7]
+    assert all(twice)
+    assert 20 < len(twice) < 60
 
 
 def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
