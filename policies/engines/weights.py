@@ -70,11 +70,11 @@ class WholeTensors(Mapping[str, "torch.Tensor"]):
             self._shards.setdefault(name, {})[int(start or 0)] = tensor
             if num_rows:
                 sizes[name] = int(num_rows)
-        for name, num_rows in sizes.items():
+        for name, size in sizes.items():
             there = sum(map(len, self._shards[name].values()))
-            if there != num_rows:
+            if there != size:
                 raise WeightsError(
-                    f"The published weights have {there} of the {num_rows} rows of {name}: `publish` of the "
+                    f"The published weights have {there} of the {size} rows of {name}: `publish` of the "
                     "transport has to write the shards of every rank."
                 )
 
