@@ -37,9 +37,10 @@ class PublishingLearner(VerlLearner):
         self._copy: deque[tuple[str, torch.Tensor]] = deque()
         super().__init__(**arguments)
 
-    def begin_publish(self) -> None:
-        """Copy this rank's shards of the present weights as the engines hold them."""
+    def begin_publish(self) -> dict[str, Any]:
+        """Copy this rank's shards of the present weights as the engines hold them; return ``schedule``."""
         self._copy = deque(narrowed(self.weights(), self._dtype))
+        return self.schedule()
 
     def publish_weights(self, version: int) -> Iterator[Any]:
         """Write the copy, which goes with it; yield the pieces. The rank may learn meanwhile."""

@@ -99,7 +99,7 @@ class Ranks:
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         self.calls.append((method.__name__, *args))
         self._copied += method is PolicyCalls.begin_publish
-        return {"last_epoch": self._copied} if method is PolicyCalls.schedule else None
+        return {"last_epoch": self._copied} if method is PolicyCalls.begin_publish else None
 
     def stream(self, method: Callable[..., Any], version: int) -> list[str]:
         assert method is PolicyCalls.publish_weights
