@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from actors.weights.transport import WeightTransport
 from policies.engines.base import Engine
-from policies.engines.weights import WeightBucket, pack
+from policies.engines.weights import WeightBucket
 
 
 class InlineTransport(WeightTransport):
@@ -16,10 +15,10 @@ class InlineTransport(WeightTransport):
     def __init__(self, folder: str, max_num_bytes: int = 1 << 24) -> None:
         self._max_num_bytes = max_num_bytes
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Any]], rank: int) -> list[WeightBucket]:
-        buckets = list(pack(tensors))
-        assert sum(len(bucket.buffer) for bucket in buckets) <= self._max_num_bytes
-        return buckets
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> Iterator[WeightBucket]:
+        for bucket in buckets:
+            assert len(bucket.buffer) <= self._max_num_bytes
+            yield bucket
 
     async def fetch(self, version: int, location: list[WeightBucket], engine: Engine) -> None:
         await engine.load_weights(version, location)

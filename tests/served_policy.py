@@ -51,9 +51,11 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
     """Put ``weights`` into a store as its next version, which is returned."""
     import ray
 
+    from policies.engines.weights import pack
+
     newest, transport = ray.get([store.newest.remote(), store.transport.remote()])
     version = newest.version + 1 if newest else 1
-    pieces = [ray.put(each) for each in transport.publish(version, weights.items(), rank=0)]
+    pieces = [ray.put(each) for each in transport.publish(version, pack(weights.items()), rank=0)]
     ray.get(store.publish.remote(version, pieces))
     return version
 

@@ -54,14 +54,11 @@ class PolicyCalls(RankCalls, Protocol):
     def logprobs(self, shards: Sequence[RankShard], /) -> list[Columns]:
         """Find the log-probability of each sampled token, as ``old_logprobs``."""
 
-    def begin_publish(self) -> None:
-        """Copy the weights, for ``publish_weights``."""
+    def begin_publish(self) -> dict[str, Any]:
+        """Copy the weights for ``publish_weights``; return the state of the learning rate's schedule."""
 
     def publish_weights(self, version: int, /) -> Iterator[Any]:
         """Write the copy where replicas find it; yield the pieces. Called beside other work."""
-
-    def schedule(self, /) -> dict[str, Any]:
-        """The state of the learning rate's schedule."""
 
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any], /) -> None:
         """Go on from published weights and a schedule's state."""

@@ -161,8 +161,7 @@ class LearnerGroup:
         learner's next work. Raises the error of the publish before.
         """
         self._finish_publish()
-        self._policy.call(PolicyCalls.begin_publish)
-        schedule = self._policy.call(PolicyCalls.schedule)
+        schedule = self._policy.call(PolicyCalls.begin_publish)
         self._publish = in_background(partial(self._publish_copy, version, schedule), f"publish {version}")
 
     def _publish_copy(self, version: int, schedule: dict[str, Any]) -> None:

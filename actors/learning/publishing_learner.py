@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport
 from environments.errors import LearnerLostError
-from policies.engines.weights import WeightBucket, WholeTensors, narrowed
+from policies.engines.weights import WeightBucket, WholeTensors, pack
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -34,17 +33,22 @@ class PublishingLearner(VerlLearner):
         self._transport: WeightTransport = ray.get(store.transport.remote())
         self._transport.open()
         self._dtype = None if engine_dtype is None else getattr(torch, engine_dtype)
-        self._copy: deque[tuple[str, torch.Tensor]] = deque()
+        self._copy: list[WeightBucket] = []
         super().__init__(**arguments)
 
-    def begin_publish(self) -> None:
-        """Copy this rank's shards of the present weights as the engines hold them."""
-        self._copy = deque(narrowed(self.weights(), self._dtype))
+    def begin_publish(self) -> dict[str, Any]:
+        """Copy this rank's shards of the present weights as the engines hold them; return ``schedule``."""
+        if not self._copy:
+            self._copy = list(pack(self.weights(), self._dtype))
+        else:  # into memory that is there: to get it takes several times as long as the copy
+            copies = (copy for bucket in self._copy for _, copy in bucket.shards())
+            for (_, shard), copy in zip(self.weights(), copies, strict=True):
+                copy.copy_(shard)
+        return self.schedule()
 
     def publish_weights(self, version: int) -> Iterator[Any]:
-        """Write the copy, which goes with it; yield the pieces. The rank may learn meanwhile."""
-        shards = (self._copy.popleft() for _ in range(len(self._copy)))
-        yield from self._transport.publish(version, shards, self.rank)
+        """Write the copy, and yield the pieces. The rank may learn meanwhile."""
+        yield from self._transport.publish(version, self._copy, self.rank)
 
     @on_all_ranks
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:

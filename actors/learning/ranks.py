@@ -388,6 +388,7 @@ class RankGroup:
 
         The objects lie where their rank is, and belong to this process: they outlive the rank.
         """
+        self._wait_for(self._opened)
         streams = [
             rank.stream.options(num_returns="streaming").remote(method.__name__, *args)
             for rank in self._ranks

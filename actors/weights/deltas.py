@@ -79,16 +79,17 @@ class DeltaTransport(WeightTransport):
                 "transport out."
             )
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Iterator[Part]:
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> Iterator[Part]:
         is_whole = self._num_published % self._whole_every == 0
         if is_whole:
             self._base, self._tensors = version, {}
         if rank == 0:
             yield Part(version, self._base, None)
-        for bucket in pack(tensors if is_whole else _changes(tensors, self._tensors)):
+        shards = (each for bucket in buckets for each in bucket.shards())
+        for bucket in buckets if is_whole else pack(_changes(shards, self._tensors)):
             yield Part(version, self._base, bucket)
             if is_whole:
-                self._tensors |= bucket.shards()
+                self._tensors |= {name: tensor.clone() for name, tensor in bucket.shards()}
         self._num_published += 1
 
     async def keep(self, version: int, pieces: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
@@ -120,7 +121,6 @@ def _changes(
     import torch
 
     for name, tensor in tensors:
-        tensor = tensor.detach().cpu()
         yield name + CHECKSUM, torch.tensor(_checksum(tensor))
         differs = _bits(tensor) != _bits(base[name])
         differs[::LARGEST_GAP] = True  # so that each gap fits into two bytes

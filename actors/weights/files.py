@@ -20,17 +20,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 
 from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport, WeightTransportError
 from environments.disk import sync
 from environments.errors import ConfigError
-from policies.engines.weights import BUCKET_BYTES, WeightBucket, pack
-
-if TYPE_CHECKING:
-    import torch
+from policies.engines.weights import WeightBucket, pack
 
 OWNER = "run.txt"
 MANIFEST = "manifest.json"
@@ -49,19 +45,15 @@ class FileTransport(WeightTransport):
     Args:
         folder: where to, unless ``shared_folder`` is given.
         shared_folder: a folder outside the run's folder. One run at a time can use it.
-        bucket_bytes: the most bytes of tensors in a file; a larger tensor has a file of its own.
 
     Raises:
         ConfigError: the folder cannot be written to, or is in use by something else.
     """
 
-    def __init__(
-        self, folder: str, shared_folder: str | None = None, bucket_bytes: int = BUCKET_BYTES
-    ) -> None:
+    def __init__(self, folder: str, shared_folder: str | None = None) -> None:
         self._folder = (
             Path(os.path.abspath(shared_folder), Path(folder).name) if shared_folder else Path(folder)
         )
-        self._bucket_bytes = bucket_bytes
         self._owner = f"{folder}\n{uuid.uuid4().hex}\n"
         with self._writing("The folder for weights"):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +69,7 @@ class FileTransport(WeightTransport):
         if seen != self._owner:
             raise self._not_shared(f"{OWNER} there is {seen!r}")
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> list[str]:
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> list[str]:
         from safetensors.torch import save
 
         for left in self._folder.glob(f"{UNFINISHED}{rank}-*"):  # by one that was killed while it wrote
@@ -87,7 +79,7 @@ class FileTransport(WeightTransport):
             with self._writing(f"Version {version} of the weights"):
                 unfinished.mkdir()
                 digests = {}
-                for number, bucket in enumerate(pack(tensors, self._bucket_bytes)):
+                for number, bucket in enumerate(buckets):
                     name = f"weights-{number:05d}.safetensors"
                     digests[name] = _write(unfinished / name, save(dict(bucket.shards())))
                 manifest = {"version": version, "sha256": digests}

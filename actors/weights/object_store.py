@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from actors.weights.transport import WeightTarget, WeightTransport
-from policies.engines.weights import WeightBucket, pack
-
-if TYPE_CHECKING:
-    import torch
+from policies.engines.weights import WeightBucket
 
 
 class ObjectStoreTransport(WeightTransport):
@@ -18,10 +14,8 @@ class ObjectStoreTransport(WeightTransport):
     def __init__(self, folder: str = "") -> None:
         pass
 
-    def publish(
-        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int
-    ) -> Iterator[WeightBucket]:
-        yield from pack(tensors)
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> Iterable[WeightBucket]:
+        return buckets
 
     async def fetch(self, version: int, pieces: Sequence[WeightBucket], engine: WeightTarget) -> None:
         await engine.load_weights(version, pieces)

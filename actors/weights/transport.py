@@ -14,7 +14,6 @@ from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:
     import ray
-    import torch
 
 TRANSPORTS = {
     "deltas": "actors.weights.deltas:DeltaTransport",
@@ -71,13 +70,13 @@ class WeightTransport(ABC):
         """
 
     @abstractmethod
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Iterable[Any]:
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> Iterable[Any]:
         """Write a rank's shards of the weights; return or yield the pieces. Called on every rank. Those of
         rank 0 come first in the version.
 
         Args:
-            tensors: the shards by names that say what they are: see ``policies.engines.weights``. They reach
-                ``load_weights`` under the same names.
+            buckets: the shards, which ``load_weights`` is to get under the same names. Their memory is used
+                again for the next version.
             rank: 0 and above.
         """
 

@@ -225,7 +225,8 @@ def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) ->
     published = shape.num_parameters * (HALF if engine.half_dtype else FULL)
     rows += [
         Process(name="reference", count=1, weights=FULL * reference),  # all ranks' shares of it, on the host
-        Process(name="weights on their way", count=1, weights=2 * published),
+        # The newest two versions, and the copy in the ranks.
+        Process(name="weights on their way", count=1, weights=3 * published),
         _pairs(config),
         Process(name="Ray and the rest", count=1, program=REST),
     ]

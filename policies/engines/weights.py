@@ -70,11 +70,11 @@ class WholeTensors(Mapping[str, "torch.Tensor"]):
             self._shards.setdefault(name, {})[int(start or 0)] = tensor
             if num_rows:
                 sizes[name] = int(num_rows)
-        for name, num_rows in sizes.items():
+        for name, size in sizes.items():
             there = sum(map(len, self._shards[name].values()))
-            if there != num_rows:
+            if there != size:
                 raise WeightsError(
-                    f"The published weights have {there} of the {num_rows} rows of {name}: `publish` of the "
+                    f"The published weights have {there} of the {size} rows of {name}: `publish` of the "
                     "transport has to write the shards of every rank."
                 )
 
@@ -91,39 +91,35 @@ class WholeTensors(Mapping[str, "torch.Tensor"]):
         return len(self._shards)
 
 
-def narrowed(
-    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Copies in host memory, matrices of floating-point numbers cast if they are wider than ``dtype``.
-
-    Vectors keep theirs: engines hold some in float32 whatever their dtype is, such as a router's corrections.
-    """
-    for name, tensor in tensors:
-        is_wider = dtype is not None and tensor.is_floating_point() and tensor.itemsize > dtype.itemsize
-        own = dtype if is_wider and tensor.dim() > 1 else tensor.dtype
-        yield name, tensor.detach().to("cpu", own, copy=True)
-
-
 def pack(
-    tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Iterator[WeightBucket]:
-    """Pack ``tensors`` into buckets of at most ``bucket_bytes``; a larger tensor has one of its own."""
+    """Copy ``tensors`` into buckets of at most ``bucket_bytes``; a larger tensor has one of its own.
+
+    Args:
+        dtype: for the matrices of floating-point numbers that are wider. Vectors keep theirs: engines hold
+            some in float32 whatever their dtype is, such as a router's corrections.
+    """
     import numpy as np
     import torch
 
     places: list[TensorPlace] = []
     buffer, size = np.empty(0, np.uint8), 0
     for name, tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
+        is_wider = dtype is not None and tensor.is_floating_point() and tensor.itemsize > dtype.itemsize
+        own = dtype if dtype is not None and is_wider and tensor.dim() > 1 else tensor.dtype
+        num_bytes = tensor.numel() * own.itemsize
         if places and size + num_bytes > bucket_bytes:
             yield WeightBucket(places=tuple(places), buffer=buffer[:size])
             places = []
         if not places:
             buffer, size = np.empty(max(bucket_bytes, num_bytes), np.uint8), 0
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        buffer[size : size + num_bytes] = raw  # at once: the next one is gathered without this one
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        places.append(TensorPlace(name=name, dtype=dtype, shape=shape, offset=size, num_bytes=num_bytes))
+        copy = torch.from_numpy(buffer[size : size + num_bytes]).view(own)
+        copy.view(tensor.shape).copy_(tensor.detach())
+        named, shape = str(own).removeprefix("torch."), tuple(tensor.shape)
+        places.append(TensorPlace(name=name, dtype=named, shape=shape, offset=size, num_bytes=num_bytes))
         size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     if places:
         yield WeightBucket(places=tuple(places), buffer=buffer[:size])

@@ -57,6 +57,7 @@ from actors.weights.object_store import ObjectStoreTransport
 from environments.types import Message
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.vllm import VLLMEngine
+from policies.engines.weights import pack
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig, OptimizerConfig
@@ -247,7 +248,7 @@ async def served(kept: Kept, options: Mapping[str, Any], prompts: Sequence[Seque
     engine, transport = VLLMEngine(str(kept.folder / "model"), config, {}), ObjectStoreTransport()
     row: Row = {"padded_tokens": max(engine._engine.collective_rpc(num_rows))}
     for version, kind in enumerate(LEARNERS, start=1):
-        pieces = list(transport.publish(version, load_file(kept.folder / kind / WEIGHTS).items(), rank=0))
+        pieces = list(pack(load_file(kept.folder / kind / WEIGHTS).items()))
         await transport.fetch(version, pieces, engine)
         plain, _ = load(kept.folder / kind)
         differences, greedy = [], True

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from actors.weights.deltas import DeltaTransport, Part
 from actors.weights.transport import WeightTarget
 from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept
-from policies.engines.weights import WeightBucket, WholeTensors, narrowed
+from policies.engines.weights import WeightBucket, WholeTensors, pack
 from policies.learning.settings import OptimizerConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": None}
@@ -131,7 +131,7 @@ def _measured(path: str, rate: float, updates: Sequence[int]) -> list[list[str]]
             start = time.process_time()
             parts = list(transport.publish(number, _weights(model, name), 0))
             written = time.process_time()
-            published = dict(_weights(model, name))
+            published = dict(WholeTensors(_weights(model, name)))
             before = time.process_time()
             asyncio.run(DeltaTransport().fetch(number, [*whole[name], *parts], Equal(published)))
             seconds.append((written - start, time.process_time() - before))
@@ -179,8 +179,8 @@ def _loads(fetches: Path) -> dict[str, list[list[str]]]:
     return loads
 
 
-def _weights(model: torch.nn.Module, dtype: str) -> list[tuple[str, torch.Tensor]]:
-    return list(narrowed(model.named_parameters(), DTYPES[dtype]))
+def _weights(model: torch.nn.Module, dtype: str) -> list[WeightBucket]:
+    return list(pack(model.named_parameters(), DTYPES[dtype]))
 
 
 def _num_bytes(parts: Iterable[Part]) -> int:

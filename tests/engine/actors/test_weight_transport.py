@@ -15,7 +15,7 @@ from served_policy import publish, serve_policy
 from actors.settings import ServerConfig
 from actors.weights.transport import WeightTransport, WeightTransportError, make_transport
 from environments.errors import ConfigError
-from policies.engines.weights import WeightBucket
+from policies.engines.weights import WeightBucket, pack
 from policies.sampler import SampleRequest
 from policies.settings import EngineConfig
 
@@ -79,7 +79,7 @@ def test_late_replica_reads_the_newest_undamaged_files(
             2,
         )
         policy.app.check_replicas()
-        (location,) = transport.publish(3, reply_of(3).items(), rank=0)
+        (location,) = transport.publish(3, pack(reply_of(3).items()), rank=0)
         (shard,) = Path(location).glob("*.safetensors")
         shard.write_bytes(shard.read_bytes()[:-1])
         ray.get(store.publish.remote(3, [ray.put(location)]))

@@ -170,7 +170,6 @@ def test_run_with_killed_parts_ends_with_undisturbed_weights(
         "run.num_steps=4",
         "run.checkpoints.every=2",
         "server.weights.transport=files",
-        "server.weights.bucket_bytes=100000",
     )
 
     assert not deeds, "not both were killed"

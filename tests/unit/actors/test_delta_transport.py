@@ -65,7 +65,7 @@ class Pieces:
     def publish(self, version: int, tensors: Tensors) -> list[Part]:
         written = []
         for rank, transport in enumerate(self.ranks):
-            own = shards_of(tensors, rank, len(self.ranks))
+            own = list(pack(shards_of(tensors, rank, len(self.ranks))))
             written += [pickle.loads(pickle.dumps(each)) for each in transport.publish(version, own, rank)]
         return kept(self.store, version, written)
 
@@ -172,7 +172,7 @@ def test_changes_to_another_whole_version_are_not_applied() -> None:
 def test_store_without_the_whole_version_refuses_changes() -> None:
     pieces = Pieces(num_ranks=1)
     pieces.publish(1, weights(0))
-    written = list(pieces.ranks[0].publish(2, weights(1).items(), rank=0))
+    written = list(pieces.ranks[0].publish(2, list(pack(weights(1).items())), rank=0))
     with pytest.raises(WeightTransportError, match=r"Version 2 .* changes to version 1.*run\.resume=true"):
         kept(DeltaTransport(), 2, written)
 
@@ -198,7 +198,7 @@ class OwnDeltas(DeltaTransport):
 
 def test_copies_for_other_processes_hold_no_weights() -> None:
     rank = OwnDeltas(whole_every=5)
-    list(rank.publish(1, weights(0).items(), rank=0))
+    list(rank.publish(1, list(pack(weights(0).items())), rank=0))
     there: Any = pickle.loads(pickle.dumps(rank))
     assert rank._tensors and type(there) is OwnDeltas
     assert (there._whole_every, there._num_published, there._tensors) == (5, 0, {})

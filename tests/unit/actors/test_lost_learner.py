@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,21 +42,56 @@ def test_weights_published_in_another_form_rebuild_no_learner(verl_on_cpu: None)
         fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.tensor)
 
 
+def packed(tensors: Iterable[tuple[str, Any]], dtype: Any) -> dict[str, Any]:
+    from policies.engines.weights import WholeTensors, pack
+
+    return dict(WholeTensors(list(pack(tensors, dtype))))
+
+
 def test_weights_travel_in_the_dtype_of_the_engines() -> None:
     import torch
 
-    from policies.engines.weights import narrowed
-
     exact = torch.tensor([[1.0, 1 / 3]], requires_grad=True)
     tensors = [("linear.weight", exact), ("ids", torch.tensor([7])), ("half.weight", exact.half())]
-    there = dict(narrowed(tensors, torch.bfloat16))
+    there = packed(tensors, torch.bfloat16)
     assert [each.dtype for each in there.values()] == [torch.bfloat16, torch.int64, torch.float16]
     bias = [("gate.e_score_correction_bias", exact[0])]
-    assert torch.equal(dict(narrowed(bias, torch.bfloat16))[bias[0][0]], exact[0]), "float32 in engines too"
+    assert torch.equal(packed(bias, torch.bfloat16)[bias[0][0]], exact[0]), "float32 in engines too"
     assert torch.equal(there["linear.weight"], exact.bfloat16()), "rounded as an engine does that loads them"
     for dtype in (torch.float32, None):
-        for (_, copy), (_, tensor) in zip(narrowed(tensors, dtype), tensors, strict=True):
-            assert torch.equal(copy, tensor) and copy.data_ptr() != tensor.data_ptr()
+        there = packed(tensors, dtype)
+        assert all(torch.equal(there[name], tensor) for name, tensor in tensors)
+
+
+def test_later_copies_of_weights_take_the_memory_of_the_first(verl_on_cpu: None) -> None:
+    import torch
+
+    from actors.learning.publishing_learner import PublishingLearner
+    from actors.weights.object_store import ObjectStoreTransport
+    from policies.engines.weights import WholeTensors
+
+    class Learner(PublishingLearner):
+        rank = 0
+
+        def __init__(self) -> None:
+            self._transport, self._dtype, self._copy = ObjectStoreTransport(), torch.bfloat16, []
+            self.present = {"matrix": torch.rand(3, 5), "vector": torch.rand(4), "scalar": torch.tensor(1.5)}
+
+        def weights(self) -> Iterator[tuple[str, Any]]:
+            return iter(self.present.items())
+
+        def schedule(self) -> dict[str, Any]:
+            return {"last_epoch": 3}
+
+    learner, places = Learner(), set()
+    for version in range(3):
+        learner.present["matrix"] += 1 / 3
+        assert learner.begin_publish() == {"last_epoch": 3}
+        published = WholeTensors(list(learner.publish_weights(version)))
+        assert torch.equal(published["matrix"], learner.present["matrix"].bfloat16())
+        assert published["scalar"] == 1.5
+        places.add(published["matrix"].data_ptr())
+    assert len(places) == 1
 
 
 class RankOfAList(RankWorker):
@@ -99,7 +134,7 @@ class Ranks:
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         self.calls.append((method.__name__, *args))
         self._copied += method is PolicyCalls.begin_publish
-        return {"last_epoch": self._copied} if method is PolicyCalls.schedule else None
+        return {"last_epoch": self._copied} if method is PolicyCalls.begin_publish else None
 
     def stream(self, method: Callable[..., Any], version: int) -> list[str]:
         assert method is PolicyCalls.publish_weights

@@ -43,7 +43,10 @@ def test_shards_of_any_ranks_make_the_exported_tensors(verl_on_cpu: None, num_ra
         for exported, view in unfuse_moe_params([(name, whole.to("meta"))])
         for shard in own_rows(exported, view, start, own)
     ]
-    found, expected = WholeTensors(list(pack(published, 40))), dict(unfuse_moe_params(held.items()))
+    found, expected = (
+        WholeTensors(list(pack(published, bucket_bytes=40))),
+        dict(unfuse_moe_params(held.items())),
+    )
     assert set(found) == set(expected) and len(found) == 2 + 3 * 3
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
