@@ -91,6 +91,8 @@ class Update:
             members = tuple(pickle.loads(self._arriving) for _ in range(GROUP_SIZE))
             for number, each in enumerate(members):
                 each.rollout_id = f"{group:08d}/{number:04d}"
+                # No two rollouts begin alike: else the ranks would get the ids of one.
+                each.completions[0].tokens.tree._parts[0][0] = GROUP_SIZE * group + number
                 each.steps[-1].reward = each.reward = float(number % 2)
             taken = TrajectoryGroup(group_id=f"{group:08d}", task=members[0].task, trajectories=members)
             place(selection, taken, 0, config, algorithm)
