@@ -152,7 +152,7 @@ def _server(sampling: QueueStatus | None) -> str:
     if sampling is None:
         return "An outside server answers them."
     if not sampling.replicas:
-        return "No replica of the policy server has asked for work yet."
+        return "No replica of the policy server has polled its queue yet."
     live = {name: each for name, each in sampling.replicas.items() if each.is_live}
     if not live:
         name, youngest = min(sampling.replicas.items(), key=lambda item: item[1].silent_seconds)

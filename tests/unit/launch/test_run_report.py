@@ -78,7 +78,7 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
         ),
         (
             replace(HEALTHY, waiting=SAMPLED, sampling=QueueStatus(2, 0, {})),
-            "No replica of the policy server has asked for work yet.",
+            "No replica of the policy server has polled its queue yet.",
         ),
         (replace(HEALTHY, waiting=SAMPLED, sampling=None), "An outside server answers them."),
         (
