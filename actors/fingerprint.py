@@ -75,7 +75,7 @@ def _described_object(value: Any, part: Callable[..., Json], in_object: bool) ->
 def _content(value: Named, part: Callable[..., Json]) -> Json:
     match value:
         case type():
-            own = {name: each for name, each in vars(value).items() if _tells(name, each)}
+            own = {name: each for name, each in vars(value).items() if _is_own(name, each)}
             return [part(value.__bases__), part(own)]
         case FunctionType():
             closed_over = [each.cell_contents for each in value.__closure__ or () if each != CellType()]
@@ -86,7 +86,7 @@ def _content(value: Named, part: Callable[..., Json]) -> Json:
             return part(value.__self__)
 
 
-def _tells(name: str, attribute: Any) -> bool:
+def _is_own(name: str, attribute: Any) -> bool:
     """True if an attribute of a class is its author's, and not Python's."""
     return isinstance(attribute, FunctionType) or not (name.startswith("__") or name == "_abc_impl")
 

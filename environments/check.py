@@ -96,15 +96,15 @@ class _Probe:
 
     def play(self, actions: deque[Any]) -> list[str]:
         """Play one episode, until it is done or no action is left; return its events, a line for each."""
-        heard = [f"reset() with {comparable(self._reset())}"]
+        events = [f"reset() with {comparable(self._reset())}"]
         while actions and not self.done:
             action = actions.popleft()
-            heard.append(f"step({action!r}) with {comparable(self.step(action))}")
+            events.append(f"step({action!r}) with {comparable(self.step(action))}")
         env = self._env
         self._call("compute_final_reward()", env.compute_final_reward, check=final_reward_faults)
         self._call("is_correct()", lambda: judged_success(env)[0], check=is_correct_faults)
         self._call("compute_metrics()", env.compute_metrics, check=metrics_faults)
-        return heard
+        return events
 
     def snapshot_after(self, action: Any) -> Any:
         """The snapshot after the first step of an episode, as another process gets it."""
@@ -217,19 +217,19 @@ class _Check:
     def _play(self) -> list[str]:
         """Play every action once, and a second episode in any case, in as many environments as that takes."""
         waiting = deque(self.actions)
-        heard = self._play_in_one(waiting)
+        events = self._play_in_one(waiting)
         while waiting:  # the environment plays one episode only
-            heard += self._play_in_one(waiting)
-        return heard
+            events += self._play_in_one(waiting)
+        return events
 
     def _play_in_one(self, waiting: deque[Any]) -> list[str]:
         with self._environment() as probe:
-            heard = probe.play(waiting)
+            events = probe.play(waiting)
             with suppress(NoSecondReset):
                 while waiting:
-                    heard += probe.play(waiting)
-                heard += probe.play(deque(self.actions[:1]))
-        return heard
+                    events += probe.play(waiting)
+                events += probe.play(deque(self.actions[:1]))
+        return events
 
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))

@@ -264,10 +264,10 @@ class ChatRenderer:
         if not completion.answer_size:
             return None
         ids = completion.tokens.read()
-        said = self._answer(ids[completion.prompt_size :])
-        if text.rfind(said) < 0:  # stripped: to find the text before would take longer
+        answer = self._answer(ids[completion.prompt_size :])
+        if text.rfind(answer) < 0:  # stripped: to find the text before would take longer
             return None
-        known = self.template.render(previous.messages, previous.tools) + said
+        known = self.template.render(previous.messages, previous.tools) + answer
         if not text.startswith(known):
             return None
         new_ids = self._encoder.encode(text[len(known) :])

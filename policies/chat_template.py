@@ -338,7 +338,7 @@ def _in_form(message: Message, form: CallForm) -> Message:
     if not message.get("tool_calls"):
         return message
     if form.arguments_as_text:
-        message = _with_arguments(message, _as_text)
+        message = _with_arguments(message, functools.partial(json.dumps, ensure_ascii=False))
     return {**message, "content": message.get("content") or form.empty_content}
 
 
@@ -365,7 +365,3 @@ def _is_text(part: Any) -> bool:
 
 def _parsed(arguments: Any) -> Any:
     return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
-def _as_text(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False)

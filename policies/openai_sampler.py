@@ -99,7 +99,7 @@ class OpenAISampler(Sampler):
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._extra_body = dict(extra_body or {})
         self._renderer = _load_renderer(tokenizer_path, chat_template_kwargs) if tokenizer_path else None
-        self._asks_for_tokens = True
+        self._requests_tokens = True
         self._limit_name = "max_tokens"
         self._client: tuple[asyncio.AbstractEventLoop, AsyncOpenAI] | None = None
 
@@ -158,7 +158,7 @@ class OpenAISampler(Sampler):
         body = {"model": model, **_request_body(request, params), **self._extra_body}
         if self._chat_template_kwargs:
             body["chat_template_kwargs"] = self._chat_template_kwargs
-        if self._asks_for_tokens:
+        if self._requests_tokens:
             try:
                 response = await self._create(client, {**body, "logprobs": True, "return_token_ids": True})
                 return self._completion(response, request, own_prompt_ids)
@@ -167,7 +167,7 @@ class OpenAISampler(Sampler):
                     raise
         completion = self._completion(await self._create(client, body), request, own_prompt_ids)
         # The same request without the tokens succeeded, so the server rejected it because of them.
-        self._asks_for_tokens = False
+        self._requests_tokens = False
         return completion
 
     async def _create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Any:

@@ -204,8 +204,7 @@ class EngineStats:
 class ReplicaStatus:
     """A replica of a policy server, as a sampler sees it.
 
-    ``engine`` counts the requests of all samplers, and those over HTTP. ``silent_seconds`` have passed since
-    it was last heard from.
+    ``engine`` counts the requests of all samplers and over HTTP. ``silent_seconds`` ago it last polled.
     """
 
     version: int

@@ -23,8 +23,11 @@ QUESTION = "What is 12+34?"
 
 
 @asynccontextmanager
-async def connected(url: str, key: str = "", **config: Any) -> AsyncIterator[tuple[Client, AgentCard]]:
+async def connected(
+    url: str, key: str = "", binding: str = "JSONRPC", **config: Any
+) -> AsyncIterator[tuple[Client, AgentCard]]:
     """The official client, which has found the agent by its card."""
+    config["supported_protocol_bindings"] = [binding]
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(headers=headers, timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()

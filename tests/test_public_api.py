@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,8 +78,8 @@ def defaults(function: object) -> dict[str, object]:
 @pytest.mark.parametrize(("package", "names"), PUBLIC_NAMES.items())
 def test_public_names_are_there(package: str, names: tuple[str, ...]) -> None:
     module = importlib.import_module(package)
-    missing = [name for name in names if not hasattr(module, name) or name not in module.__all__]
-    assert missing == []
+    assert set(names) <= set(module.__all__)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_trainer_takes_what_it_took_in_the_reference() -> None:
@@ -107,18 +104,3 @@ def test_engine_takes_arguments_of_the_references_names() -> None:
 def test_unknown_name_is_an_attribute_error(package: str) -> None:
     with pytest.raises(AttributeError, match="AgentTrianer"):
         importlib.import_module(package).AgentTrianer  # noqa: B018
-
-
-def test_importing_the_packages_loads_neither_ray_nor_torch() -> None:
-    code = (
-        "import sys, environments, policies, actors, launch\n"
-        "print([name for name in ('ray', 'torch', 'transformers', 'vllm', 'verl') if name in sys.modules])"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert (loaded.stdout.strip(), loaded.returncode) == ("[]", 0), loaded.stderr

@@ -115,8 +115,8 @@ class FunctionAgent(BaseAgent):
         earlier = None if follows is None else self.trajectory.steps[follows].completion
         if earlier is None or completion.extends(earlier):
             return ""
-        said = [each["content"] for each in self._call["messages"] if each["role"] == "assistant"]
-        changed = "thoughts" if any(split_thought(each)[0] for each in said) else "answer"
+        answers = [each["content"] for each in self._call["messages"] if each["role"] == "assistant"]
+        changed = "thoughts" if any(split_thought(each)[0] for each in answers) else "answer"
         return f"{changed} changed by the template"
 
 

@@ -41,11 +41,11 @@ class NodeWatch:
         self._num_actors: Counter[str] = Counter()
         self._return: asyncio.Future[None] | None = None
         self.draining: frozenset[str] = frozenset()
-        """The nodes that are about to leave, as whoever asks Ray for them has noted here."""
+        """Nodes that are about to leave, as noted here by whoever lists them in Ray."""
 
     @contextmanager
     def watched(self, node: str) -> Iterator[None]:
-        """A rollout actor lives on ``node`` (Ray's id): ask that from now on, until the last one is gone."""
+        """Probe ``node`` (Ray's id), on which a rollout actor lives, until its last one is gone."""
         self._num_actors[node] += 1
         self.watch(node)
         try:
@@ -54,7 +54,7 @@ class NodeWatch:
             self._num_actors[node] -= 1
 
     def watch(self, node: str) -> None:
-        """Ask ``node``, if that is not done already.
+        """Probe ``node``, if that is not done already.
 
         A node that falls silent before its ``NodeProbe`` is up, which takes seconds, is noticed by Ray only.
         """

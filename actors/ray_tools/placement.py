@@ -55,7 +55,7 @@ def with_labels(labels: Mapping[str, str]) -> str:
 
 
 def draining_nodes() -> frozenset[str]:
-    """Ids of the nodes that Ray was told to drain (``ray drain-node``, SIGTERM to ``ray start --block``).
+    """Ids of the nodes that Ray drains (``ray drain-node``, SIGTERM to ``ray start --block``).
 
     Ray starts no actor there any more; those that run go on until the node ends.
     """

@@ -256,6 +256,6 @@ class RolloutService:
 
     @staticmethod
     def status(calls: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
-        """The counts of the fleet and of the engines at the time when they were asked."""
+        """The counts of the fleet and of the engines, as of their ``request_status``."""
         fleet, queue, others = get_or_raise(calls, "Fleet or sampling actor")
         return fleet, combined([queue, *others])

@@ -153,14 +153,14 @@ class RequestQueue:
     Args:
         name: of the policy server, for messages.
         lease_seconds: see ``LEASE_SECONDS``. Polls are answered within a sixth of it.
-        patience_seconds: see ``REQUEST_WAIT_SECONDS``.
+        wait_seconds: see ``REQUEST_WAIT_SECONDS``.
     """
 
     def __init__(
-        self, name: str, lease_seconds: float = LEASE_SECONDS, patience_seconds: float = REQUEST_WAIT_SECONDS
+        self, name: str, lease_seconds: float = LEASE_SECONDS, wait_seconds: float = REQUEST_WAIT_SECONDS
     ) -> None:
         self._name = name
-        self._lease_seconds, self._patience_seconds = lease_seconds, patience_seconds
+        self._lease_seconds, self._wait_seconds = lease_seconds, wait_seconds
         self._hold_seconds = lease_seconds / 6
         self._lines: defaultdict[int, _Line] = defaultdict(OrderedDict)
         """Requests that any replica may answer, by the oldest version that may."""
@@ -422,14 +422,14 @@ class RequestQueue:
         now = time.monotonic()
         silent = [f"{each.name}, silent for {now - each.last_poll:.0f} s" for each in self._replicas.values()]
         text = (
-            f"No replica of the policy server {self._name!r} has asked for work for "
-            f"{self._patience_seconds:g} s. Known are: {'; '.join(silent) or 'none'}. A process that was "
+            f"No replica of the policy server {self._name!r} has polled its queue for "
+            f"{self._wait_seconds:g} s. Known are: {'; '.join(silent) or 'none'}. A process that was "
             "stopped goes on after `kill -CONT`; why one has died or does not start is in Serve's logs."
         )
         for line in self._all_lines():
             for queued in list(line):
                 queued.waited += self._hold_seconds
-                if queued.waited >= self._patience_seconds and not queued.answer.done():
+                if queued.waited >= self._wait_seconds and not queued.answer.done():
                     queued.answer.set_exception(SamplerError(text))
                     del line[queued]
 

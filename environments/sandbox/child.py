@@ -94,7 +94,7 @@ def main() -> None:
         die_with_parent(supervisor)
         isolated = apart and hide_files(settings["directory"], settings["file_bytes"], settings["folders"])
         if settings["isolation_required"] and not isolated:
-            say(status, {"isolated": False})
+            report(status, {"isolated": False})
             return
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         if isolated:
@@ -105,12 +105,12 @@ def main() -> None:
         set_limits(settings)
         with open(settings["program_fd"], encoding="utf-8") as file:
             source = file.read()
-        say(status, {"isolated": isolated})
+        report(status, {"isolated": isolated})
         os.close(status)
         run(source, settings["report_fd"])
         return
     _, wait_status, usage = os.wait4(program, 0)
-    say(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
+    report(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
     while True:  # until all processes below are found and killed, and this one last
         signal.pause()
 
@@ -367,7 +367,7 @@ def run(source: str, report_fd: int) -> None:
 
         if isinstance(error, MemoryError):
             traceback.clear_frames(trace)
-            say(report_fd, {"error": "MemoryError"})
+            report(report_fd, {"error": "MemoryError"})
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         traceback.print_exception(kind, error, trace)
@@ -382,7 +382,7 @@ def run(source: str, report_fd: int) -> None:
     sys.modules["__main__"] = module
     value = evaluate(source, module.__dict__)
     if value is not None:
-        say(report_fd, {"value": repr(value)})
+        report(report_fd, {"value": repr(value)})
 
 
 def evaluate(source: str, names: dict[str, Any]) -> Any:
@@ -418,7 +418,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def say(descriptor: int, message: dict[str, Any]) -> None:
+def report(descriptor: int, message: dict[str, Any]) -> None:
     os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 

@@ -152,7 +152,7 @@ class _Container:
         except TimeoutError as error:
             raise EnvironmentFailure(
                 f"The sandbox's command {self._shown()} has not started Python within "
-                f"{self._sandbox.start_seconds:g} s. {self._words()} Check that its daemon answers, "
+                f"{self._sandbox.start_seconds:g} s. {self._errors()} Check that its daemon answers, "
                 "pull the image beforehand, or raise CommandSandbox.start_seconds."
             ) from error
         except EOFError as error:
@@ -160,7 +160,7 @@ class _Container:
                 self._process.wait(_CONTAINER_EXIT_SECONDS)
             raise EnvironmentFailure(
                 f"The sandbox's command {self._shown()} ended with exit status {self._process.poll()} before "
-                f"it started a program. {self._words()} Check that its daemon runs and has the image, and "
+                f"it started a program. {self._errors()} Check that its daemon runs and has the image, and "
                 "try it by hand: it has to pass stdin and stdout on, and to start Python 3.10 or newer."
             ) from error
 
@@ -254,9 +254,9 @@ class _Container:
     def _shown(self) -> str:
         return f"'{' '.join(self._command)}'"
 
-    def _words(self) -> str:
+    def _errors(self) -> str:
         output = self._stderr.decode("utf-8", "replace").strip()
-        return f"It said: {output!r}." if output else "It said nothing."
+        return f"Its stderr: {output!r}." if output else "Its stderr is empty."
 
 
 def _filled(field: str, template: Sequence[str], name: str, limits: SandboxLimits) -> list[str]:

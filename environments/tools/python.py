@@ -46,7 +46,7 @@ class PythonTool(Tool):
 
 
 def _trouble(result: SandboxResult, limits: SandboxLimits) -> str:
-    """A sentence about an end that the program itself could not tell of."""
+    """A sentence about an end that the program's own output cannot show."""
     match result.ending:
         case Ending.TIMED_OUT:
             return f"The code was stopped: it ran longer than the limit of {limits.timeout_seconds:g} s."

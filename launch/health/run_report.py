@@ -90,7 +90,7 @@ def verdict(state: RunReport) -> str:
         return f"{_sentence(names)} {verb} stopped (SIGSTOP): `kill -CONT {pids}` there lets it go on."
     if state.silent_seconds > DRIVER_SILENCE_SECONDS:
         return (
-            f"The driver (process {heartbeat.pid} on {heartbeat.host}) has told nothing for "
+            f"The driver (process {heartbeat.pid} on {heartbeat.host}) has reported nothing for "
             f"{state.silent_seconds:.0f} s: it is dead, hangs, or its node was cut off."
         )
     if state.errors:
@@ -152,11 +152,11 @@ def _server(sampling: QueueStatus | None) -> str:
     if sampling is None:
         return "An outside server answers them."
     if not sampling.replicas:
-        return "No replica of the policy server has asked for work yet."
+        return "No replica of the policy server has polled its queue yet."
     live = {name: each for name, each in sampling.replicas.items() if each.is_live}
     if not live:
         name, youngest = min(sampling.replicas.items(), key=lambda item: item[1].silent_seconds)
-        silent = f"{name} was last heard {youngest.silent_seconds:.0f} s ago"
+        silent = f"{name} last polled {youngest.silent_seconds:.0f} s ago"
         return f"No replica of the policy server is live: {silent}."
     if sampling.num_waiting and not any(each.num_running for each in live.values()):
         return f"{sampling.num_waiting} requests wait until a replica serves the version that they need."
@@ -255,7 +255,7 @@ def _fleet_lines(state: RunReport, fleet: FleetReport) -> list[str]:
 def _replica(name: str, replica: ReplicaStatus) -> str:
     return (
         f"replica {name}: version {replica.version}, {replica.num_running} requests, "
-        f"{replica.num_answered} answered, heard {replica.silent_seconds:.1f} s ago"
+        f"{replica.num_answered} answered, polled {replica.silent_seconds:.1f} s ago"
     )
 
 

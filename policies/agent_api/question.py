@@ -48,7 +48,7 @@ class Question:
         Raises:
             InvalidRequestError: the messages are not those of a conversation, or hold instructions.
         """
-        said = [role for role, _ in self.turns if role not in INSTRUCTING]
+        roles = [role for role, _ in self.turns if role not in INSTRUCTING]
         orders = [text for role, text in self.turns if role in INSTRUCTING and text.strip()]
         role, message = self.turns[-1]
         if orders and instructions == "reject":
@@ -62,12 +62,12 @@ class Question:
                 f"The last message is the new one, and is of {role!r}: send a user message.", param="messages"
             )
         goes_on = context.session is not None or context.after is not None
-        if not goes_on and len(said) > 1 and not (context.keeps_history and "assistant" in said):
+        if not goes_on and len(roles) > 1 and not (context.keeps_history and "assistant" in roles):
             raise InvalidRequestError(
                 f"{self.model} takes one message at a time, and remembers earlier turns itself: send one "
                 "user message, or with it all that was said. The header X-Session-Id, or "
                 "previous_response_id at /v1/responses, goes on with a conversation too.",
                 param="messages",
             )
-        is_first = not goes_on and len(said) == 1
+        is_first = not goes_on and len(roles) == 1
         return "\n\n".join([*(orders if instructions == "prepend" and is_first else []), message])

@@ -97,7 +97,7 @@ class BaseAgent(ABC):
 
 
 class HistoryAgent(BaseAgent):
-    """An agent to which ``messages`` are all that has been said, and all that the model sees."""
+    """An agent whose ``messages`` are the whole conversation, and all that the model sees."""
 
     messages: list[Message]
 

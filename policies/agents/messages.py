@@ -57,7 +57,7 @@ class MessagesAgent(HistoryAgent):
         self._tools = copy.deepcopy(list(observation.get("tools") or ()))
         in_system = self._parser.tools_in == "system"
         tool_prompt = self._parser.get_tool_prompt(self._tools) if in_system else ""
-        self.messages = self._explained(self._as_said(observation["messages"]), tool_prompt)
+        self.messages = self._explained(self._with_responses(observation["messages"]), tool_prompt)
 
     def update_from_model(
         self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
@@ -78,7 +78,7 @@ class MessagesAgent(HistoryAgent):
         self.messages.append(shown)
         return self._acted(response, thought, message)
 
-    def _as_said(self, messages: Sequence[Message]) -> list[Message]:
+    def _with_responses(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with the original responses: found by their exact texts where the environment keeps
         these, else but for white space."""
         exact, alike = self._responses(messages, _exactly), self._responses(messages, _but_for_space)

@@ -317,9 +317,9 @@ async def _first_calls(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[Json
     async with aclosing(parts):
         async for part in parts:
             for choice in part["choices"]:
-                said = choice.get("message") or choice["delta"]
-                if calls := said.get("tool_calls"):
-                    said["tool_calls"] = [
+                message = choice.get("message") or choice["delta"]
+                if calls := message.get("tool_calls"):
+                    message["tool_calls"] = [
                         call for number, call in enumerate(calls) if call.get("index", number) == 0
                     ]
             yield part

@@ -26,7 +26,7 @@ class GrowingCalls:
         self._in_block = False
         self._space = ""
         """White space that has not been followed by a text yet."""
-        self._said_text = False
+        self._has_text = False
         """Text since the beginning, or since the last call."""
         self._arguments: GrowingJson | None = None
         """Length of the call at the beginning of ``_text``."""
@@ -43,7 +43,7 @@ class GrowingCalls:
         calls: dict[int, Json] = {}
         while True:
             if not self._in_block:
-                content += self._say(is_last)
+                content += self._text_before_block(is_last)
             if not self._in_block:
                 break
             self._grow(calls)
@@ -56,7 +56,7 @@ class GrowingCalls:
         delta: Json = {"tool_calls": list(calls.values())} if calls else {}
         return delta if calls and not content else {"content": content, **delta}
 
-    def _say(self, is_last: bool) -> str:
+    def _text_before_block(self, is_last: bool) -> str:
         """The text before the next block, as far as it is certain."""
         start = self._start_of_block()
         end = start
@@ -67,12 +67,12 @@ class GrowingCalls:
         self._in_block = start is not None
         kept = text.rstrip()
         self._space = "" if self._in_block else text[len(kept) :]
-        self._said_text = self._said_text or bool(kept)
+        self._has_text = self._has_text or bool(kept)
         return kept
 
     def _start_of_block(self) -> int | None:
         first = self._text.lstrip()
-        if not self._said_text and self._parser.opens_answer and first.startswith(self._parser.opens_answer):
+        if not self._has_text and self._parser.opens_answer and first.startswith(self._parser.opens_answer):
             return len(self._text) - len(first)
         found = (self._text.find(mark) for mark in self._parser.openings)
         return min((start for start in found if start >= 0), default=None)
@@ -119,7 +119,7 @@ class GrowingCalls:
             self._begin(call.name, json.dumps(call.arguments), calls)
         self.num_complete += len(block.calls)
         self._text = self._text[block.end :]
-        self._in_block, self._said_text, self._arguments = False, False, None
+        self._in_block, self._has_text, self._arguments = False, False, None
 
     def _rest(self, calls: dict[int, Json]) -> str:
         """Rest at the end: a malformed or unfinished call stays text, unless it was begun."""

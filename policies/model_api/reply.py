@@ -78,8 +78,8 @@ class Reply:
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """No chunk if the text of the piece is held back and the client has not asked for tokens."""
-        tells_tokens = self._returns_token_ids or self._returns_logprobs
-        if piece.text or piece.output.finish_reason or tells_tokens:
+        returns_tokens = self._returns_token_ids or self._returns_logprobs
+        if piece.text or piece.output.finish_reason or returns_tokens:
             yield self._chunk(piece.output.policy_version, [self._delta(piece)])
 
     def _chunk(self, policy_version: int, choices: list[Json]) -> Json:

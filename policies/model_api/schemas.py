@@ -129,14 +129,14 @@ def _schemas(schema: Any) -> Iterator[Json]:
 
 def _not_held(schema: Json) -> set[str]:
     """The keywords of one schema that its grammar leaves out."""
-    asked = {each for each in CONSTRAINTS & schema.keys() if not (each in LEAST and schema[each] == 0)}
+    used = {each for each in CONSTRAINTS & schema.keys() if not (each in LEAST and schema[each] == 0)}
     if (alone := next((keyword for keyword in ALONE if keyword in schema), None)) is not None:
-        not_held = asked - {alone, "type"}
-    elif SHOWS_TYPE & asked:
-        rows = [[keyword for keyword in row if keyword in asked] for row in EITHER]
-        not_held = (NEVER_HELD & asked).union(*(row[1:] for row in rows))
+        not_held = used - {alone, "type"}
+    elif SHOWS_TYPE & used:
+        rows = [[keyword for keyword in row if keyword in used] for row in EITHER]
+        not_held = (NEVER_HELD & used).union(*(row[1:] for row in rows))
     else:
-        not_held = asked
+        not_held = used
     # Of these, some values are not read.
     types = _list(schema.get("type"))
     properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
@@ -146,7 +146,7 @@ def _not_held(schema: Json) -> set[str]:
         "multipleOf": "number" in types,
         "required": any(str(name) not in properties for name in _list(schema.get("required"))),
     }
-    return not_held | {keyword for keyword in asked if unread.get(keyword)}
+    return not_held | {keyword for keyword in used if unread.get(keyword)}
 
 
 def _list(value: Any) -> list[Any]:

@@ -28,18 +28,20 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
     tools = forced_tools(body) if isinstance(body, ChatRequest) else []
     given = body.structured_outputs
     schemas = [("tools", function.get("parameters") or {}) for function in tools] + list(_schemas(body))
-    asked = [param for param, _ in _schemas(body)] + ["tool_choice"] * bool(tools)
+    params = [param for param, _ in _schemas(body)] + ["tool_choice"] * bool(tools)
     if given is not None and given.schema_ is None:
-        asked.append("structured_outputs")
-    if not asked:
+        params.append("structured_outputs")
+    if not params:
         return None
-    if len(asked) > 1:
-        raise InvalidRequestError(f"{asked[0]} and {asked[1]} ask for two forms: send one.", param=asked[1])
+    if len(params) > 1:
+        raise InvalidRequestError(
+            f"{params[0]} and {params[1]} ask for two forms: send one.", param=params[1]
+        )
     # First of all: what follows walks through all of a schema, and megabytes of it would hold up the engine.
     _check_size(
         [schema for _, schema in schemas]
         + [given and (given.regex, given.choice), *(each["name"] for each in tools)],
-        asked[0],
+        params[0],
     )
     for param, schema in schemas:
         check_schema(schema, param)
@@ -53,7 +55,7 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
         texts = [{"type": "const_string", "value": each} for each in given.choice or ()]
         form = {"type": "or", "elements": texts} if texts else {"type": "regex", "pattern": given.regex}
         if (fault := fault_of(form)) is not None:
-            raise InvalidRequestError(f"{json.dumps(form)[:200]} is broken: {fault}.", param=asked[0])
+            raise InvalidRequestError(f"{json.dumps(form)[:200]} is broken: {fault}.", param=params[0])
     return json.dumps({"type": "structural_tag", "format": form})
 
 

@@ -109,7 +109,7 @@ def within(seconds: float, holds: Callable[[], Any]) -> Any:
 def assert_verdict(text: str) -> None:
     """``text`` is in the verdict once all has started; beside other tests that takes a while.
 
-    Each verdict is on a new heartbeat: an old one says that the driver has told nothing for long.
+    Each verdict is on a new heartbeat: an old one says that the driver has reported nothing for long.
     """
 
     def now() -> str:

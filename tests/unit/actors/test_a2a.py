@@ -31,6 +31,8 @@ from ray import serve
 
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
+BINDINGS = pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+
 
 @pytest.mark.parametrize("path", ["", "/a2a/calculator"])
 async def test_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
@@ -44,8 +46,11 @@ async def test_card_tells_who_answers_where_and_how(server: AgentServer, path: s
     assert not card.security_requirements
 
 
-async def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
-    async with connected(server.url, streaming=False) as (client, _):
+@BINDINGS
+async def test_message_is_answered_by_task_that_can_be_asked_for_again(
+    server: AgentServer, binding: str
+) -> None:
+    async with connected(server.url, binding=binding, streaming=False) as (client, _):
         task = await only_task(client, question())
         listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
         again = await client.get_task(GetTaskRequest(id=task.id))
@@ -108,9 +113,10 @@ def waiting(server: AgentServer) -> Callable[[], Awaitable[bool]]:
     return is_waiting
 
 
-async def test_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
+@BINDINGS
+async def test_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer, binding: str) -> None:
     server.service.is_busy = True
-    async with connected(server.url) as (client, _):
+    async with connected(server.url, binding=binding) as (client, _):
         events = []
 
         async def listen() -> None:
@@ -161,13 +167,14 @@ async def test_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> 
     assert (state(task), task.artifacts[0].parts[0].text) == ("COMPLETED", "46")
 
 
-async def test_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
+@BINDINGS
+async def test_second_client_can_follow_a_task_that_runs(server: AgentServer, binding: str) -> None:
     server.service.is_busy = True
-    async with connected(server.url, streaming=False) as (client, _):
+    async with connected(server.url, binding=binding, streaming=False) as (client, _):
         task = await only_task(client, question(return_immediately=True))
     await until(waiting(server))
     events = []
-    async with connected(server.url) as (client, _):
+    async with connected(server.url, binding=binding) as (client, _):
         async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
             events.append(event)
             if len(events) == 1:
@@ -302,14 +309,15 @@ async def test_task_that_does_not_exist_is_an_error(server: AgentServer) -> None
             await client.cancel_task(CancelTaskRequest(id="none"))
 
 
-async def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
+@BINDINGS
+async def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentServer, binding: str) -> None:
     with pytest.raises(AgentCardResolutionError, match="401"):
         async with connected(locked.url):
             pass
-    async with connected(locked.url, ALICE, streaming=False) as (client, card):
+    async with connected(locked.url, ALICE, binding=binding, streaming=False) as (client, card):
         assert card.security_schemes["key"].http_auth_security_scheme.scheme == "Bearer"
         task = await only_task(client, question())
-    async with connected(locked.url, BOB) as (client, _):
+    async with connected(locked.url, BOB, binding=binding) as (client, _):
         for call in (
             client.get_task(GetTaskRequest(id=task.id)),
             client.cancel_task(CancelTaskRequest(id=task.id)),
@@ -317,7 +325,8 @@ async def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentSe
             with pytest.raises(TaskNotFoundError):
                 await call
         assert not (await client.list_tasks(ListTasksRequest())).tasks
-    answer = httpx.post(f"{locked.url}/a2a/calculator", json={}, headers={"authorization": "Bearer wrong"})
+    path = "/a2a/calculator" if binding == "JSONRPC" else "/a2a/calculator/message:send"
+    answer = httpx.post(locked.url + path, json={}, headers={"authorization": "Bearer wrong"})
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from a2a.types.a2a_pb2 import (
-    CancelTaskRequest,
-    GetTaskRequest,
-    ListTasksRequest,
-    SubscribeToTaskRequest,
-)
-from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
-from a2a_client import connected, only_task, question, state, until
-from agent_server import ALICE, BOB, AgentServer
-from test_a2a import text_with, waiting
+from a2a.utils.errors import A2AError
+from a2a_client import connected
+from agent_server import ALICE, AgentServer
+from test_a2a import text_with
 
 pytestmark = pytest.mark.slow  # with the official client, over a real port
-
-REST = {"supported_protocol_bindings": ["HTTP+JSON"]}
 
 
 @pytest.fixture
@@ -26,59 +18,9 @@ def server(keyed_server: AgentServer) -> AgentServer:
     return keyed_server
 
 
-async def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
-    async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
-        task = await only_task(client, question())
-        listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
-        again = await client.get_task(GetTaskRequest(id=task.id))
-    assert state(task) == "COMPLETED" and [each.id for each in listed.tasks] == [task.id]
-    for each in (task, again):
-        assert [part.text for artifact in each.artifacts for part in artifact.parts] == ["46"]
-
-
-async def test_stream_tells_states_of_task_and_second_client_follows(server: AgentServer) -> None:
-    server.service.is_busy = True
-    async with connected(server.url, ALICE, **REST) as (client, _):
-        stream = client.send_message(question())
-        events = [await anext(stream)]
-        await until(waiting(server))
-        followed = client.subscribe(SubscribeToTaskRequest(id=events[0].task.id))
-        seen = [await anext(followed)]
-        server.service.finish(server.service.take())
-        events += [each async for each in stream]
-        seen += [each async for each in followed]
-    for received in (events, seen):
-        kinds = [each.WhichOneof("payload") for each in received]
-        assert kinds[0] == "task" and kinds[-2:] == ["artifact_update", "status_update"]
-        assert state(received[-1].status_update) == "COMPLETED"
-
-
-async def test_task_is_cancelled_once(server: AgentServer) -> None:
-    server.service.is_busy = True
-    async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
-        task = await only_task(client, question(return_immediately=True))
-        await until(waiting(server))
-        cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
-        with pytest.raises(TaskNotCancelableError):
-            await client.cancel_task(CancelTaskRequest(id=task.id))
-    assert state(cancelled) == "CANCELED"
-    assert not server.service.waiting
-
-
-async def test_task_belongs_to_its_key(server: AgentServer) -> None:
-    async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
-        task = await only_task(client, question())
-    async with connected(server.url, BOB, **REST) as (client, _):
-        with pytest.raises(TaskNotFoundError):
-            await client.get_task(GetTaskRequest(id=task.id))
-        assert not (await client.list_tasks(ListTasksRequest())).tasks
-    answer = httpx.post(f"{server.url}/a2a/calculator/message:send", json={})
-    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_message_that_an_agent_cannot_answer_is_an_error(server: AgentServer, streaming: bool) -> None:
-    async with connected(server.url, ALICE, streaming=streaming, **REST) as (client, _):
+    async with connected(server.url, ALICE, "HTTP+JSON", streaming=streaming) as (client, _):
         with pytest.raises(A2AError, match=r"message\.taskId is 'task-1'"):
             async for _ in client.send_message(text_with(task_id="task-1")):
                 pass

@@ -19,7 +19,7 @@ Answers = Sequence[tuple[str, TokenOutput | Exception]]
 
 
 def queue() -> RequestQueue:
-    return RequestQueue("policy", lease_seconds=LEASE, patience_seconds=PATIENCE)
+    return RequestQueue("policy", lease_seconds=LEASE, wait_seconds=PATIENCE)
 
 
 def request(index: int = 0, min_version: int = 0, session: str = "") -> TokenRequest:

@@ -267,11 +267,3 @@ def lambda_like():
 @pytest.mark.parametrize("name", TOOLS)
 def test_tool_that_comes_with_troupe_answers_to_its_name(name):
     assert tool_by_name(name).json["function"]["name"] == name
-
-
-def test_importing_the_tools_loads_no_library():
-    program = (
-        "import sys, environments.tools; print(sorted({'pydantic', 'mcp', 'httpx2'} & set(sys.modules)))"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

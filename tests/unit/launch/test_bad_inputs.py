@@ -50,7 +50,6 @@ SETTINGS = [
     (f"train {RECIPE} learner.optimizer.lr=-1", r"learner\.optimizer\.lr=-1"),
     (f"train {RECIPE} learner.optimizer.lr=nan", r"learner\.optimizer\.lr=nan"),
     (f"train {RECIPE} learner.optimizer.lr=1e400", r"learner\.optimizer\.lr=inf"),
-    (f"train {RECIPE} run.num_steps=0", r"run\.num_steps=0"),
     (f"train {RECIPE} run.num_steps=many", r"run\.num_steps.*many|many.*run\.num_steps"),
     (f"train {RECIPE} run.num_steps=3.5", r"3\.5"),
     (f"train {RECIPE} run.num_steps=", r"run\.num_steps"),
@@ -64,15 +63,10 @@ SETTINGS = [
     (f"train {RECIPE} ~rollout.group_size", r"rollout\.group_size"),
     (f"train {RECIPE} ++of.my.own=1", "of"),
     (f"train {RECIPE} hydra.run.dir=here", "hydra"),
-    (f"train {RECIPE} seed=-1", "seed=-1"),
     (f"train {RECIPE} seed=99999999999999999999", "seed=9"),
-    (f"train {RECIPE} rollout.group_size=1", r"rollout\.group_size=1"),
     (f"train {RECIPE} rollout.group_size=1000000000000", r"rollout\.group_size=1000000000000 .* at most"),
-    (f"train {RECIPE} fleet.num_actors=1000000000000", r"fleet\.num_actors=1000000000000 .* at most"),
-    (f"train {RECIPE} learner.num_workers=1000000000000", r"learner\.num_workers=1000000000000 .* at most"),
     (f"train {RECIPE} run.resume=true run.directory=trained", "holds something else than a run"),
     (f"train {RECIPE} run.resume=true run.directory=model", r"config\.json.*: name the folder of a run"),
-    (f"train {RECIPE} rollout.temperature=0", r"rollout\.temperature=0"),
     (f"train {RECIPE} rollout.max_prompt_tokens=9999", r"max_model_tokens"),
     (f"train {RECIPE} rollout.task_weights=weight", "task 0 has weight=None"),
     (f"train {RECIPE} selection.masked_reasons=[tired]", "tired"),
@@ -87,11 +81,9 @@ SETTINGS = [
     (f"train {RECIPE} algorithm.module=nowhere", r"algorithm\.module='nowhere'"),
     (f"train {RECIPE} algorithm.module=raises", r"raises\.py, line 1.*HALF = 1 / 0.*ZeroDivisionError"),
     (f"train {RECIPE} algorithm.options.zeal=1", "zeal"),
-    (f"train {RECIPE} learner.device=gpu", r"learner\.device='gpu'"),
     (f"train {RECIPE} learner.device=cuda", r"learner\.device=cuda.*learner\.device=cpu"),
     (f"train {RECIPE} server.engine.num_gpus=1", r"server\.engine\.num_gpus=1"),
     (f"train {RECIPE} learner.verl.nonsense=1", "nonsense"),
-    (f"train {RECIPE} fleet.num_actors=0", r"fleet\.num_actors=0"),
     (f"train {RECIPE} server.engine.name=vlm", "'vlm'.*'vllm'"),
     (f"train {RECIPE} server.engine.name=good:Env", "Engine"),
     (
@@ -113,7 +105,6 @@ SETTINGS = [
     (f"evaluate {RECIPE} fleet.max_actors=3", r"fleet\.max_actors.*to its end"),
     (f"train {RECIPE} server.adapters.mine=a_file", r"server\.adapters.*launch\.serve"),
     (f"train {RECIPE} evaluation.rollouts_per_task=2", r"evaluation\.rollouts_per_task.*launch\.evaluate"),
-    (f"train {RECIPE} evaluation.num_replicas=1", r"evaluation\.every"),
     (f"train {RECIPE} run.best_metric=beauty", "'beauty'"),
     (f"train {RECIPE} model.chat_template_kwargs.loud=true", r"chat_template_kwargs"),
     ("serve algorithm.name=nonsense run.num_steps=-3", r"algorithm\.name.*(launch\.|troupe )train"),
@@ -135,7 +126,6 @@ SETTINGS = [
         "serve server.access.per_minute={tokens:9} model.path=model",
         "'tokens': 9}.*TROUPE_API_KEYS",
     ),
-    ("serve server.num_replicas=0", r"server\.num_replicas=0"),
     ("evaluate recipe=calculator", r"model\.path is not set"),
     ("evaluate model.path=model", "recipe=calculator"),
     (
@@ -148,7 +138,6 @@ SETTINGS = [
     ),
     ("evaluate recipe=calculator model.path=model rollout.group_size=4", r"rollouts_per_task"),
     ("evaluate recipe=calculator model.path=model evaluation.num_tasks=0", r"evaluation\.num_tasks=0"),
-    ("evaluate recipe=calculator model.path=model evaluation.rollouts_per_task=0", r"rollouts_per_task=0"),
     ("evaluate recipe=calculator model.path=model rollout.max_response_tokens=9999", r"max_model_tokens"),
 ]
 
@@ -280,11 +269,13 @@ CHAOS = [
 TABLE = [
     *SETTINGS,
     *((f"train {arguments}", words) for arguments, words in [*OF_WORKLOADS, *FOR_TRAINING]),
-    *((f"evaluate {arguments} model.path=model", words) for arguments, words in OF_WORKLOADS),
+    # Each command makes the same checks: a few of the rows show that it does.
+    *((f"evaluate {arguments} model.path=model", words) for arguments, words in OF_WORKLOADS[::6]),
     *((f"evaluate {arguments}", words) for arguments, words in FOR_EVALUATION),
     *((f"train {MINE} {arguments}", words) for arguments, words in OF_MODELS),
-    *((f"evaluate {MINE} {arguments}", words) for arguments, words in OF_MODELS),
-    *((f"serve server.http_port=FREE {arguments}", words) for arguments, words in [*OF_MODELS, *FOR_SERVING]),
+    *((f"evaluate {MINE} {arguments}", words) for arguments, words in OF_MODELS[::5]),
+    *((f"serve server.http_port=FREE {arguments}", words) for arguments, words in OF_MODELS[::5]),
+    *((f"serve server.http_port=FREE {arguments}", words) for arguments, words in FOR_SERVING),
     *CHAOS,
 ]
 

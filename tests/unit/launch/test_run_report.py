@@ -64,7 +64,7 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
             replace(HEALTHY, processes=[Process("gpu1", "learner", 12, True)]),
             "The learner rank (process 12 on gpu1) was stopped",
         ),
-        (replace(HEALTHY, silent_seconds=30), "The driver (process 7 on head) has told nothing for 30 s"),
+        (replace(HEALTHY, silent_seconds=30), "The driver (process 7 on head) has reported nothing for 30 s"),
         (replace(HEALTHY, unanswered=["the node gpu1"]), "The node gpu1 did not answer"),
         (HEALTHY, "waits for rollouts, for 45 s now: 2 of 4 rollout actors are in SleepyEnv or its agent"),
         (HEALTHY, "the longest for 42 s (rollout 00000001/0001)"),
@@ -74,11 +74,11 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
         ),
         (
             replace(HEALTHY, waiting=SAMPLED, sampling=replicas(is_live=False, silent_seconds=12.0)),
-            "No replica of the policy server is live: policy#a was last heard 12 s ago.",
+            "No replica of the policy server is live: policy#a last polled 12 s ago.",
         ),
         (
             replace(HEALTHY, waiting=SAMPLED, sampling=QueueStatus(2, 0, {})),
-            "No replica of the policy server has asked for work yet.",
+            "No replica of the policy server has polled its queue yet.",
         ),
         (replace(HEALTHY, waiting=SAMPLED, sampling=None), "An outside server answers them."),
         (
@@ -128,7 +128,7 @@ def test_text_says_what_every_part_is_doing() -> None:
         "... KeyError: 'x'",
         "rollout actor 4 on gpu1, 9 s ago",
         "and 2 more rollout actors, longer ago",
-        "replica policy#a: version 3, 2 requests, 99 answered, heard 0.2 s ago",
+        "replica policy#a: version 3, 2 requests, 99 answered, polled 0.2 s ago",
         "0 of 1024 trajectories wait for the loop",
         "head: 3 actors, driver 7",
     ):
