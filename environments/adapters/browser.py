@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,18 @@ class Page:
                 is_loaded = self.value("document.readyState") == "complete"
 
     def _send(self, number: int, method: str, params: dict[str, Any]) -> None:
-        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        self._exchange(self._socket.send, json.dumps({"id": number, "method": method, "params": params}))
 
     def _receive(self) -> dict[str, Any]:
-        try:
-            message: dict[str, Any] = json.loads(self._socket.recv(timeout=LOAD_SECONDS))
-        except Exception as error:
-            raise EnvironmentFailure(f"Chromium has gone, or gives no answer: {error!r}.") from error
+        message: dict[str, Any] = json.loads(self._exchange(self._socket.recv, LOAD_SECONDS))
         return message
+
+    def _exchange(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        closed = foreign("websockets.exceptions", "websockets").ConnectionClosed
+        try:
+            return call(*arguments)
+        except (OSError, closed) as error:  # also where it is silent for too long
+            raise EnvironmentFailure(f"Chromium has gone, or gives no answer: {error!r}.") from error
 
 
 def _address(folder: Path) -> str:

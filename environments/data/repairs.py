@@ -50,7 +50,7 @@ timeout_sec = 120.0
 [verifier]
 timeout_sec = 60.0
 """
-_INSTRUCTION = """\
+INSTRUCTION = """\
 A module in /app has a bug, so that `python3 check.py` fails there. Find the bug and repair the module, so
 that every function does what its docstring says. Other calls than those of check.py are tested, too.
 """
@@ -136,7 +136,7 @@ def write_repairs_of(name: str, folder: Path, seed: int = 0) -> int:
             shown = list(dict.fromkeys([*cases[::2], failing[0]]))
             files = {f"environment/{module}.py": _source(program) for module, program in modules.items()} | {
                 "task.toml": _TASK.format(kind=kind),
-                "instruction.md": _INSTRUCTION,
+                "instruction.md": INSTRUCTION,
                 "environment/Dockerfile": _DOCKERFILE,
                 "environment/check.py": _CHECK.format(names=sorted(modules), cases=shown),
                 "solution/solve.sh": f"cat > /app/{name}.py <<'END'\n{_source(programs[name])}END\n",

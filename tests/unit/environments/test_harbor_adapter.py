@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,20 @@ def test_files_and_directory_last_from_call_to_call() -> None:
     assert env.is_correct()
     assert env.compute_metrics() == {"called": 1.0, "success_when_called": 1.0}
     assert "Read-only file system" in run(started(TASKS / "repair"), "echo 1 > /etc/passwd")
+
+
+@pytest.mark.slow
+def test_32_sessions_are_judged_apart() -> None:
+    def reward(number: int) -> float:
+        env = started(TASKS / "repair")
+        together.wait(120)
+        assert run(env, f"echo {number} > mine; ls; {REPAIR if number % 2 else 'true'}") == "mine\nprices.py"
+        assert run(env, "cat mine") == str(number)
+        return env.step("Done.")[1]
+
+    together = threading.Barrier(32)
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(reward, range(32))) == [0.0, 1.0] * 16
 
 
 @pytest.mark.slow

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from environments.adapters.harbor import HarborEnvironment, harbor_tasks, lines_about
 from environments.data.repairs import main, write_repairs, write_repairs_of
+from launch.recipes import repairs
 
 LINKED = (  # the file that is read first, by a name below which all folders are one
     "import os; here = os.environ['HOME'] + '/.folders/'; "
@@ -100,3 +103,22 @@ def test_arguments_that_name_no_folder_are_refused(
     (tmp_path / "file").touch()
     assert main(["file"]) == 2
     assert "file cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_recipe_shows_calls_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split, program in (("train", "roman"), ("test", "days_in")):
+        write_repairs_of(program, repairs.FOLDER / split)
+    workload = repairs.workload(0)
+    agent = workload.pair.make_agent()
+    agent.reset()
+    agent.update_from_env({"question": workload.train_dataset[0]["question"]}, 0.0, False, {})
+    shown = [each["content"] for each in agent.chat_completions if each["role"] == "assistant"]
+    assert len(shown) == 4 and shown[-1] == "I repaired last_digit."
+    calls = [agent.update_from_model(each).action for each in shown[:-1]]
+    assert [each[0]["function"]["name"] for each in calls] == ["shell", "shell", "edit"]
+    old, new = (json.loads(calls[-1][0]["function"]["arguments"])[name] for name in ("old", "new"))
+    names: dict[str, Any] = {}
+    exec(repairs.CODE.replace(old, new), names)
+    assert repairs.CODE.count(old) == 1 and names["last_digit"](123) == 3
