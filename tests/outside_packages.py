@@ -18,6 +18,9 @@ TESTS = Path(__file__).resolve().parent
 INSTALL_SECONDS = 540
 """For which pip or npm may fetch them."""
 
+QUIET = {"MSWEA_CONFIGURED": "1", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
+"""Variables by which mini-swe-agent asks nothing at its start, and ends with its rollout."""
+
 
 def environment_with(packages: Path) -> Path:
     """Return the ``bin`` of the environment with a list of packages; skip where pip cannot fetch them."""
@@ -46,7 +49,7 @@ def answering_program(framework: str, log: Path) -> Iterator[Path]:
         socket = Path(place, "socket")
         server = subprocess.Popen(
             [python, TESTS / "outside_programs.py", framework, socket],
-            env={"PATH": os.environ["PATH"], "HOME": place, "MSWEA_CONFIGURED": "1"},
+            env={"PATH": os.environ["PATH"], "HOME": place, **QUIET},
             stdout=output,
             stderr=output,
         )

@@ -90,7 +90,8 @@ def trained(
     start = time.monotonic()
     run(
         [
-            *("recipe=calculator", "stages=[reinforce]", "run.resume=true", "run.checkpoints.every=5"),
+            *("recipe=calculator", "stages=[reinforce]", "warm_start.num_steps=0", "run.resume=true"),
+            "run.checkpoints.every=5",
             *workload_of(program),
             f"run.directory={directory}",
             f"run.num_steps={updates}",
