@@ -22,7 +22,6 @@ from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.sessions import Session, SessionRegistry
 from openenv.core.harness.capture.validate import check_turn
 
-MODEL = "tiny"
 TOOLS: Any = [
     {
         "type": "function",
@@ -34,9 +33,14 @@ TOOLS: Any = [
 ]
 
 
+def model_of(url: str) -> str:
+    """The first model that is served, which is the policy."""
+    return OpenAI(base_url=f"{url}/v1", api_key="none").models.list().data[0].id
+
+
 def probe(url: str) -> dict[str, Any]:
     """The level that the endpoint reaches: "tokens" can be trained on."""
-    return vars(validate_llm(url, MODEL))
+    return vars(validate_llm(url, model_of(url)))
 
 
 def capture(url: str) -> dict[str, Any]:
@@ -44,14 +48,15 @@ def capture(url: str) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = CaptureServer(llm_url=url, model=MODEL, port=port, max_output_tokens=512)
+    model = model_of(url)
+    server = CaptureServer(llm_url=url, model=model, port=port, max_output_tokens=512)
     server.start()
     try:
         session = server.registry.create()
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=session.session_id, max_retries=0)
         messages: list[Any] = [{"role": "user", "content": "What is 12+34?"}]
         while True:
-            answer = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+            answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS)
             message = answer.choices[0].message
             if not message.tool_calls:
                 return found(session)

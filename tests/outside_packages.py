@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).resolve().parent
 INSTALL_SECONDS = 540
 """For which pip or npm may fetch them."""
+
+QUIET = {"MSWEA_CONFIGURED": "1", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
+"""Variables by which mini-swe-agent asks nothing at its start, and ends with its rollout."""
 
 
 def environment_with(packages: Path) -> Path:
@@ -31,3 +39,26 @@ def environment_with(packages: Path) -> Path:
             pytest.skip(f"pip has not fetched {packages.name} in {INSTALL_SECONDS} s")
         done.touch()
     return folder / "bin"
+
+
+@contextmanager
+def answering_program(framework: str, log: Path) -> Iterator[Path]:
+    """The socket at which a framework of ``outside_programs.py`` answers; ``log`` has its output."""
+    python = environment_with(TESTS / "outside_programs.txt") / "python"
+    with tempfile.TemporaryDirectory() as place, log.open("a") as output:
+        socket = Path(place, "socket")
+        server = subprocess.Popen(
+            [python, TESTS / "outside_programs.py", framework, socket],
+            env={"PATH": os.environ["PATH"], "HOME": place, **QUIET},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            while not socket.exists():
+                if server.poll() is not None:
+                    raise RuntimeError(f"{framework} has not started: {log.read_text()}")
+                time.sleep(0.2)
+            yield socket
+        finally:
+            server.terminate()
+            server.wait()

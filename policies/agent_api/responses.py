@@ -201,8 +201,10 @@ class _Draft(ResponseDraft):
             answer = ""
         yield from self.grow(TEXT, answer)
         yield from self.close(is_whole)
+        ended = self.response["created_at"] + round(trajectory.seconds)  # the same in a repeated answer
         yield self.finish(
             is_whole,
+            completed_at=ended if is_whole else None,
             usage=usage_of(*tokens_of(trajectory)),
             policy_version=version_of(trajectory),
             num_steps=len(trajectory.steps),

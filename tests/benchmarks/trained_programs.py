@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,14 +31,13 @@ from policies.learning.samples import training_samples
 TESTS = repository.ROOT / "tests"
 sys.path.insert(0, str(TESTS))
 
-from calculator_program import PROGRAM, SOCKET  # noqa: E402  # which has parts of these folders
-from outside_packages import environment_with  # noqa: E402
+from calculator_program import MINI, PROGRAM, SOCKET  # noqa: E402  # which is of tests/
+from outside_packages import answering_program  # noqa: E402
 
-TOOL_AGENT, MINI = "tool_agent", "mini"
+TOOL_AGENT = "tool_agent"
 IN_THE_ACTOR = (TOOL_AGENT, "openai", "anthropic")
 """Programs that need no environment of their own."""
 RUNS = "tool_agent/0,tool_agent/1,tool_agent/2,openai/0,agents/0,anthropic/0,langgraph/0,pydantic_ai/0,mini/0"
-WARM_STEPS = 350
 FINISHED = "finished.json"
 COUNTS = ("calls", "sampled tokens", "trained tokens", "retokenized", "foreign answers", "branches")
 COLUMNS = ("before", "after", *COUNTS, "seconds")
@@ -50,9 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", default=RUNS, help="default: %(default)s")
     parser.add_argument("--updates", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--warm-steps", type=int, default=350, help="default: %(default)s, as the recipe has")
     parser.add_argument("--folder", type=Path, default=Path("runs/trained_programs"), help="of the runs")
+    parser.add_argument("overrides", nargs="*", help="settings of all runs, such as fleet.num_actors=8")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     report = Report(
         f"calculator by programs: {arguments.updates} updates of 64 rollouts", ("program", "seed", *COLUMNS)
     )
@@ -61,39 +61,47 @@ def main() -> None:
         directory = folder / program / f"seed-{seed}"
         if not (directory / FINISHED).exists():
             with answering(program, folder) as environment:
-                trained(program, seed, arguments.updates, directory, environment)
+                model = warm_started(program, folder, arguments.warm_steps, environment)
+                settings = [f"model.path={model}", f"seed={seed}", *arguments.overrides]
+                trained(program, settings, arguments.updates, directory, environment)
         found = json.loads((directory / FINISHED).read_text())
         report.add(program, seed, *(f"{found[each]:g}" for each in COLUMNS))
     report.print()
 
 
-def trained(program: str, seed: str, updates: int, directory: Path, environment: dict[str, str]) -> None:
+def warm_started(program: str, folder: Path, num_steps: int, environment: dict[str, str]) -> str:
+    """The model from which the program learns: one for all, and one for mini-swe-agent."""
+    own = workload_of(program) if program == MINI else []
+    place = folder / (MINI if program == MINI else "shared")
+    return warm_started_model("calculator", place, num_steps, more=own, environment=environment)
+
+
+def workload_of(program: str) -> list[str]:
+    if program == TOOL_AGENT:
+        return []
+    # mini-swe-agent's last call has 46 tokens, and the recipe's limit is 48.
+    return ["workload=calculator_program", *(["rollout.max_turn_tokens=64"] if program == MINI else [])]
+
+
+def trained(
+    program: str, settings: Sequence[str], updates: int, directory: Path, environment: dict[str, str]
+) -> None:
     """Train to the end; leave what was counted in a file."""
-    own = [] if program == TOOL_AGENT else ["workload=calculator_program"]
-    warm = directory.parents[1] / (MINI if program == MINI else "shared")
-    warm.mkdir(parents=True, exist_ok=True)
-    model = warm_started_model(
-        "calculator", warm, WARM_STEPS, more=own if program == MINI else (), environment=environment
-    )
     start = time.monotonic()
     run(
         [
-            "recipe=calculator",
-            *own,
-            f"model.path={model}",
-            f"seed={seed}",
+            *("recipe=calculator", "stages=[reinforce]", "warm_start.num_steps=0", "run.resume=true"),
+            "run.checkpoints.every=5",
+            *workload_of(program),
             f"run.directory={directory}",
-            "run.resume=true",
-            "stages=[reinforce]",
             f"run.num_steps={updates}",
             f"run.trajectories_kept={updates}",
-            "run.checkpoints.every=5",
             f"evaluation.every={updates}",
+            *settings,
         ],
         environment,
     )
-    seconds = round(time.monotonic() - start)
-    counts = {**counted(directory, updates), "seconds": seconds}
+    counts = {**counted(directory, updates), "seconds": round(time.monotonic() - start)}
     (directory / FINISHED).write_text(json.dumps(counts))
 
 
@@ -123,24 +131,8 @@ def answering(program: str, folder: Path) -> Iterator[dict[str, str]]:
     if program in IN_THE_ACTOR:
         yield environment
         return
-    python = environment_with(TESTS / "outside_programs.txt") / "python"
-    with tempfile.TemporaryDirectory() as place, (folder / f"{program}.log").open("a") as log:
-        socket = Path(place, "socket")
-        server = subprocess.Popen(
-            [python, TESTS / "outside_programs.py", program, socket],
-            env={"PATH": os.environ["PATH"], "HOME": place, "MSWEA_CONFIGURED": "1"},
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            while not socket.exists():
-                if server.poll() is not None:
-                    raise SystemExit(f"{program} has not started: {log.name}")
-                time.sleep(0.2)
-            yield {**environment, SOCKET: str(socket)}
-        finally:
-            server.terminate()
-            server.wait()
+    with answering_program(program, folder / f"{program}.log") as socket:
+        yield {**environment, SOCKET: str(socket)}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outside_packages import environment_with
+from calculator_program import Program, shell_conversation
+from outside_packages import answering_program, environment_with
 from test_rollout_function import play, processes_with
 
 from actors.gateway.client import PolicyClient
@@ -19,6 +20,7 @@ from environments.types import Completion, Message, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.samples import training_samples
 from policies.sampler import Sampler, SampleRequest
+from policies.tiny import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.outside
 
@@ -35,9 +37,11 @@ def outside() -> Path:
 class TemplateSampler(Sampler):
     """A scripted model behind the chat template of Qwen3, which extends the tokens of the turn before."""
 
+    template = (TESTS / "templates" / "qwen3.jinja").read_text()
+
     def __init__(self, folder: Path, replies: Callable[[list[Message]], str]) -> None:
         self._tokenizer, self._replies = load_tokenizer(folder), replies
-        self._tokenizer.chat_template = (TESTS / "templates" / "qwen3.jinja").read_text()
+        self._tokenizer.chat_template = self.template
         self._renderer = ChatRenderer(self._tokenizer)
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -198,3 +202,26 @@ def test_mini_swe_agent_repairs_a_repository(outside: Path, tokenizer_folder: Pa
     check_sequences(trajectory, num_turns=4)
     assert any("calls failed" in each for each in seen)
     assert any(each.count("No such file") == 3 for each in seen), "neither tests nor solution"
+
+
+class TinySampler(TemplateSampler):
+    template = CHAT_TEMPLATE.strip()
+
+
+@pytest.mark.parametrize("calculates", [True, False])
+def test_demonstrations_of_mini_are_what_it_sends(
+    calculates: bool, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """The conversations from which a model is warm-started have the tokens of the program's own calls."""
+    task = {"question": "What is 12*34?", "ground_truth": "408"}
+    *before, last = expected = shell_conversation(task, calculates, guess=-7)
+    replies = [each["content"] for each in expected if each["role"] == "assistant"]
+    sampler = TinySampler(tokenizer_folder, lambda messages: replies[len(messages) // 2 - 1])
+    with answering_program("mini", tmp_path / "log") as socket:
+        rollout = Program("mini", str(socket))
+        trajectory = play(rollout, sampler=sampler, task=task, max_steps=3)
+    assert trajectory.reward == float(calculates)
+    tokenizer = sampler._tokenizer
+    prompt = tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(trajectory.steps[-1].completion.prompt_ids) == prompt
+    assert trajectory.steps[-1].model_response == last["content"]

@@ -1,7 +1,7 @@
-"""The calculator, solved by a program of others: a workload for ``trained_programs.py``.
+"""The calculator, solved by a program of others: a workload for ``benchmarks/trained_programs.py``.
 
-A variable of the environment names the program, another the socket at which it answers. Plain clients run in
-the rollout actor.
+A variable of the environment names the program, another the socket at which ``outside_programs.py`` answers.
+Plain clients run in the rollout actor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import own_rollout
@@ -24,6 +24,7 @@ from launch.recipes.demonstration import written_call
 from launch.workload import Workload
 
 PROGRAM, SOCKET = "CALCULATOR_PROGRAM", "CALCULATOR_SOCKET"
+MINI = "mini"
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {}"
 ANTHROPIC_TOOLS = [
     {
@@ -66,25 +67,31 @@ def run(name: str, arguments: Any) -> str:
     return own_rollout.TOOLS[name](**arguments).to_string()
 
 
-async def solve_by_program(task: dict[str, Any], client: PolicyClient) -> RewardOutput:
-    """Send the question to the program; one that fails has not solved it."""
-    reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
-    try:
-        request = {"question": task["question"], "environment": client.environment}
-        writer.write(f"{json.dumps(request)}\n".encode())
-        answer = await reader.read()
-    finally:
-        writer.close()
-    text = json.loads(answer) if answer else ""
-    if os.environ[PROGRAM] == "mini":  # it submits the number alone
-        text = f"\\boxed{{{text.strip()}}}"
-    return math_reward_fn(task_info=task, action=text)
+@dataclass(frozen=True)
+class Program:
+    """Sends a question to the program that answers at a socket; one that fails has not solved it."""
+
+    name: str
+    socket: str
+
+    async def __call__(self, task: dict[str, Any], client: PolicyClient) -> RewardOutput:
+        reader, writer = await asyncio.open_unix_connection(self.socket)
+        try:
+            request = {"question": task["question"], "environment": client.environment}
+            writer.write(f"{json.dumps(request)}\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
+        text = json.loads(answer) if answer else ""
+        if self.name == MINI:  # it submits the number alone
+            text = f"\\boxed{{{text.strip()}}}"
+        return math_reward_fn(task_info=task, action=text)
 
 
 def shell_conversation(task: dict[str, str], calculates: bool, guess: int) -> list[Message]:
     """The conversation of mini-swe-agent with a model that calculates in the shell, or submits a guess.
 
-    It is what the gateway's session has of it: ``trained_programs.py`` compares both.
+    Its tokens are those that the gateway has of it: ``test_outside_programs.py`` compares both.
     """
     expression = task["question"].removeprefix("What is ").removesuffix("?")
     messages: list[Message] = [
@@ -125,6 +132,7 @@ FUNCTIONS = {"openai": own_rollout.solve, "anthropic": solve_by_anthropic}
 
 
 def workload(seed: int) -> Workload:
-    program = os.environ[PROGRAM]
-    whole = replace(own_rollout.workload(seed), rollout=FUNCTIONS.get(program, solve_by_program))
-    return replace(whole, demonstrations=shell_demonstrations(seed)) if program == "mini" else whole
+    name = os.environ[PROGRAM]
+    rollout = FUNCTIONS.get(name) or Program(name, os.environ[SOCKET])
+    whole = replace(own_rollout.workload(seed), rollout=rollout)
+    return replace(whole, demonstrations=shell_demonstrations(seed)) if name == MINI else whole
