@@ -1,4 +1,4 @@
-"""CPU seconds of the driver's process for each update, in a real training.
+"""CPU seconds of the driver's process for each update, and of its log's thread, in a real training.
 
     python tests/benchmarks/driver.py [--rollouts 64] [--turns 20] [--tokens 200] [--updates 6]
 
@@ -25,6 +25,8 @@ from environments import BaseEnv, Dataset
 from environments.types import TrajectoryGroup
 from launch.reporting.tracker import read_metrics
 from launch.reporting.trackers.base import BaseTracker
+from launch.training.stages import policy_update
+from launch.training.stages.policy_update import record
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -52,14 +54,22 @@ class Talk(BaseEnv):
 
 
 class DriverCpu(BaseTracker):
-    """Measures the CPU seconds that the driver has used since the update before."""
+    """Measures the CPU seconds that the driver has used since the update before, and those of its log."""
 
     def __init__(self) -> None:
         self._before = time.process_time()
+        self._log_cpu = 0.0
+        policy_update.record = self._record
+
+    def _record(self, *args: Any, **kwargs: Any) -> None:
+        before = time.thread_time()
+        record(*args, **kwargs)
+        self._log_cpu += time.thread_time() - before
 
     def measure(self, step: int, groups: Sequence[TrajectoryGroup]) -> Mapping[str, float]:
         before, self._before = self._before, time.process_time()
-        return {"driver_cpu": self._before - before}
+        log, self._log_cpu = self._log_cpu, 0.0  # of the update before, which is recorded during this one
+        return {"driver_cpu": self._before - before, "log_cpu": log}
 
 
 def workload(seed: int) -> Workload:
@@ -100,10 +110,11 @@ def main() -> None:
         updates = [each for each in read_metrics(Path(folder, "run")) if "learn/loss" in each]
     size = f"{given.rollouts} rollouts, {given.turns} x {given.tokens} tokens"
     title = f"CPU seconds of the driver for an update of {size}"
-    report = Report(title, ["update", "CPU seconds", "wall", "turns", "sampled tokens"])
+    report = Report(title, ["update", "CPU seconds", "of the log", "wall", "turns", "sampled tokens"])
     for number, each in enumerate(updates, 1):
         sizes = [f"{each[name]:.0f}" for name in ("rollout/requests", "rollout/sampled_tokens")]
-        report.add(str(number), f"{each['rollout/driver_cpu']:.2f}", f"{each['time/step']:.1f}", *sizes)
+        cpu, log = each["rollout/driver_cpu"], each["rollout/log_cpu"]
+        report.add(str(number), f"{cpu:.2f}", f"{log:.3f}", f"{each['time/step']:.1f}", *sizes)
     report.print()
 
 
