@@ -62,7 +62,7 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
         if type(message) is dict and type(text := message.get("content")) is str
     }
     names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in _names(kind))
-    own_names = _names(type(trajectory))
+    own_names = (field.name for field in fields(trajectory))
     json: Json = {name: plain_json(getattr(trajectory, name)) for name in own_names if name != "steps"}
     json["steps"] = {
         **_columns(steps, names, contents),  # first: a subclass of ``Step`` may have a field of such a name
