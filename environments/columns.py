@@ -10,6 +10,7 @@ from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from itertools import chain, groupby, repeat
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from environments.prefix_tree import Span
@@ -28,6 +29,11 @@ def floats(values: Iterable[float]) -> array[float]:
 def stored(instance: object, name: str) -> Any:
     """Return the array, or span, of a field: not to be changed."""
     return vars(instance)[f"_{name}"]
+
+
+def stored_in_each(instances: Iterable[object], name: str) -> list[Any]:
+    """Return the array, or span, of a field of each: not to be changed."""
+    return [*map(attrgetter(f"_{name}"), instances)]
 
 
 def packed(values: array[Any]) -> str:

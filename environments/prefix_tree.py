@@ -7,7 +7,7 @@ place where the history was rewritten. Memory grows with what differs, and so do
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 ROOT = -1
@@ -137,12 +137,12 @@ class PrefixTree:
             stop = min(stop, self._starts[node])
             node = self._parents[node]
 
-    def rows(self, spans: Iterable[Span]) -> tuple[list[int], list[int], list[array[int]], list[int]]:
+    def rows(self, spans: Sequence[Span]) -> tuple[list[int], list[int], list[array[int]], list[int]]:
         """A tree of these sequences alone: of each node the one before it, its start and its numbers, and of
         each sequence its last node."""
         reached: dict[int, int] = {}
         ends = []
-        for _, node, _, stop in spans:
+        for _, node, _, stop in reversed(spans):  # the longest mostly comes last, and has passed all nodes
             while node != ROOT and stop <= self._starts[node]:
                 node = self._parents[node]
             ends.append(node)
@@ -153,7 +153,8 @@ class PrefixTree:
         own = {node: number for number, node in enumerate([ROOT, *kept], ROOT)}
         starts = [self._starts[node] for node in kept]
         parts = [self._parts[node][: reached[node] - self._starts[node]] for node in kept]
-        return [own[self._parents[node]] for node in kept], starts, parts, [own[end] for end in ends]
+        parents = [own[self._parents[node]] for node in kept]
+        return parents, starts, parts, [own[end] for end in reversed(ends)]
 
     def num_shared(self, one: tuple[int, int], other: tuple[int, int]) -> int:
         """Length of the beginning that two sequences share, each given as its last node and its length."""

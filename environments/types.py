@@ -11,7 +11,8 @@ import copy
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from environments.columns import Floats, Runs, TokenIds, stored
 from environments.messages import Conversation, Message, MessageTable
@@ -225,6 +226,9 @@ class Step:
     """Discounted sum of this and all later rewards of the trajectory."""
     completion: Completion | None = None
 
+    _conversation: ClassVar[Conversation | None] = None
+    """Set in a step itself where its messages are stored shared, in place of a list."""
+
     @property
     def is_unseen(self) -> bool:
         """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
@@ -250,7 +254,7 @@ class Step:
     @property
     def conversation(self) -> Conversation | None:
         """The messages as they are stored, where they are shared and no list was made of them."""
-        return self.__dict__.get("_conversation")
+        return self._conversation
 
     def storing(self, conversation: Conversation, completion: Completion | None) -> Step:
         """A copy that holds these, which are equal to its own."""
@@ -263,6 +267,9 @@ class Step:
 
 def share(steps: Iterable[Step]) -> list[Step]:
     """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
+    steps = list(steps)
+    if _are_shared(steps):
+        return steps
     shared: list[Step] = []
     table: MessageTable | None = None
     first: Completion | None = None
@@ -277,6 +284,14 @@ def share(steps: Iterable[Step]) -> list[Step]:
         is_shared = conversation is step.conversation and completion is step.completion
         shared.append(step if is_shared else step.storing(conversation, completion))
     return shared
+
+
+def _are_shared(steps: list[Step]) -> bool:
+    conversations = [*map(attrgetter("_conversation"), steps)]
+    if None in conversations or len({id(table) for table, _ in conversations}) > 1:
+        return False
+    completions = filter(None, map(attrgetter("completion"), steps))
+    return len({*map(id, map(attrgetter("_prompt_ids.tree"), completions))}) <= 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

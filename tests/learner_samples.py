@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,14 @@ def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[Trai
             )
         )
     return tuple(samples)
+
+
+def num_rows(samples: Iterable[TrainingSample], most: int = 4096) -> int:
+    """Rows in which the learner of a tiny model computes them, each of ``most`` tokens: where there are fewer
+    than samples, they are trees."""
+    from policies.learning.rows import plan_rows
+
+    return len(plan_rows([sample.prompt_ids + sample.response_ids for sample in samples], most, 384))
 
 
 def with_random_columns(samples: Sequence[TrainingSample], seed: int = 0) -> tuple[TrainingSample, ...]:

@@ -10,10 +10,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter
 from typing import Any
 
-from environments.columns import packed, stored, unpacked
+from environments.columns import packed, stored_in_each, unpacked
 from environments.messages import PLAIN_TYPES, TEXT, Conversation, MessageTable
 from environments.prefix_tree import PrefixTree, Span
 from environments.types import Completion, Step, TerminationReason, Trajectory, share
@@ -54,11 +55,11 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
     conversations, numbers = _tree_to_json([each.span for each in shared])
     table = shared[0].table if shared else MessageTable()
     own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
-    messages = [plain_json(message) for message in table.read(own)]
+    messages = plain_json(table.read(own))
     contents = {
-        message["content"]: number
+        text: number
         for number, message in enumerate(messages)
-        if type(message) is dict and type(message.get("content")) is str
+        if type(message) is dict and type(text := message.get("content")) is str
     }
     names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in _names(kind))
     own_names = (field.name for field in fields(trajectory))
@@ -66,7 +67,7 @@ def trajectory_to_json(trajectory: Trajectory) -> Json:
     json["steps"] = {
         **_columns(steps, names, contents),  # first: a subclass of ``Step`` may have a field of such a name
         "messages": messages,
-        "conversations": conversations | {"numbers": [own[number] for number in numbers]},
+        "conversations": conversations | {"numbers": [*map(own.__getitem__, numbers)]},
         "completion": _completions_to_json([step.completion for step in steps], contents),
     }
     return json
@@ -88,30 +89,34 @@ def trajectory_from_json(values: Json) -> Trajectory:
 
 
 def _columns(rows: Sequence[Step | Completion], names: Iterable[str], contents: Mapping[str, int]) -> Json:
-    columns: Json = {}
-    for name in names:
-        if name in _OWN_FORM:
-            continue
-        column = [getattr(row, name, None) for row in rows]
-        columns[name] = [_text(value, contents) for value in column] if name in _TEXTS else plain_json(column)
-    return columns
+    plain = [name for name in names if name not in _OWN_FORM]
+    try:
+        read = [*map(attrgetter(*plain), rows)]
+    except AttributeError:  # steps of several classes
+        read = [tuple(getattr(row, name, None) for name in plain) for row in rows]
+    columns = [*zip(*read, strict=True)] or [()] * len(plain)
+    return {
+        name: _texts(column, contents) if name in _TEXTS else plain_json(column)
+        for name, column in zip(plain, columns, strict=True)
+    }
 
 
-def _text(value: Any, contents: Mapping[str, int]) -> int | list[Any]:
-    """The number of the message whose content it is, or the value itself in a list."""
-    number = contents.get(value) if type(value) is str else None
-    return [plain_json(value)] if number is None else number
+def _texts(values: Sequence[Any], contents: Mapping[str, int]) -> list[Any]:
+    """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
+    if TEXT.issuperset(map(type, values)):
+        return [*map(contents.get, values, zip(values, strict=True))]
+    return [contents.get(each, [each]) if type(each) is str else [plain_json(each)] for each in values]
 
 
 def _completions_to_json(of_steps: Sequence[Completion | None], contents: Mapping[str, int]) -> Json:
     completions = [each for each in of_steps if each is not None]
-    answers = [stored(each, "completion_ids") for each in completions]
+    answers = stored_in_each(completions, "completion_ids")
     tokens, ids = _tree_to_json(answers)
     return {
         "turns": [turn for turn, each in enumerate(of_steps) if each is not None],
         "tokens": tokens | {"numbers": packed(ids)},
         "prompt_sizes": [each.start for each in answers],
-        **{name: _joined([stored(each, name) for each in completions]) for name in _JOINED},
+        **{name: _joined(stored_in_each(completions, name)) for name in _JOINED},
         **_columns(completions, _names(Completion), contents),
     }
 
@@ -204,14 +209,17 @@ def _completion(values: Json) -> Completion:
 
 
 def plain_json(value: Any) -> Any:
-    """The value as it will be read again: a value or key that JSON does not know becomes its text."""
+    """The value as it will be read again: a value or key that JSON does not know becomes its text.
+
+    It may share parts with ``value``.
+    """
     kind = type(value)
     if kind in PLAIN_TYPES:
         return value
-    if kind is dict and PLAIN_TYPES.issuperset(map(type, value.values())):  # most messages
+    if kind is dict and PLAIN_TYPES.issuperset(map(type, value.values())):
         return value.copy() if TEXT.issuperset(map(type, value)) else {str(key): value[key] for key in value}
-    if kind in (list, tuple) and PLAIN_TYPES.issuperset(map(type, value)):
-        return list(value)
+    if kind in (list, tuple):
+        return _plain_list(value)
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
@@ -219,3 +227,12 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
     return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _plain_list(values: Sequence[Any]) -> list[Any]:
+    kinds = {*map(type, values)}
+    if kinds == {tuple} and PLAIN_TYPES.issuperset(map(type, chain(*values))):
+        return [*map(list, values)]
+    if kinds == {dict} and TEXT.issuperset(map(type, chain(*values))):  # most messages
+        kinds = {*map(type, chain.from_iterable(map(dict.values, values)))}
+    return list(values) if kinds <= PLAIN_TYPES else [*map(plain_json, values)]

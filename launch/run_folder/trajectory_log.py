@@ -93,7 +93,7 @@ class TrajectoryLog:
         path = trajectory_path(self.directory, kind, step)
         path.parent.mkdir(exist_ok=True)
         with replaced(path) as unfinished, unfinished.open("wb") as file:
-            file.writelines(_encoded(line) + b"\n" for line in lines)
+            file.writelines(chain.from_iterable((_encoded(line), b"\n") for line in lines))
         for older in kept_steps(self.directory, kind)[: -self.num_kept]:
             trajectory_path(self.directory, kind, older).unlink(missing_ok=True)
 

@@ -5,7 +5,8 @@
 Trains the calculator recipe for 20 updates with a checkpoint after ten, and computes the last ten again. The
 eleventh is computed with another algorithm and a group less, which no other run can confirm. The first is
 computed with another reward, and compared with a run that was trained with it: both have the same rollouts
-then, so that every number of that run's first update has to come out, to the last bit.
+then, so that every number of that run's first update has to come out, to the last bit, and the share of each
+group in its gradient, which the same change shows of that run, where it changes nothing.
 """
 
 from __future__ import annotations
@@ -89,15 +90,19 @@ def main() -> None:
         without = Change(overrides=["algorithm.name=dr_grpo"], without=int(first))
         _, _, seconds = replayed(right, 11, without)
         report.add("update 11 by dr_grpo, without a group", seconds, "-")
-        result, _, seconds = replayed(right, 1, Change(reward="replayed_updates:close_reward_fn"))
-    assert result.changed is not None
-    computed = result.changed.metrics
+        for_close = Change(reward="replayed_updates:close_reward_fn")
+        predicted, _, seconds = replayed(right, 1, for_close)
+        trained, _, _ = replayed(close, 1, for_close)
+    assert predicted.changed is not None
+    computed = predicted.changed.metrics
     others = number_differences(close.metrics(1), computed)
     print("\n".join(others))
     came_out = (
         f"{len(computed) - len(others)} of {len(computed)} numbers of the run that was trained for them"
     )
     report.add("update 1 for close answers", seconds, came_out)
+    are_same = predicted.changed.gradients == trained.as_it_was.gradients
+    report.add("its groups' gradients", "", "yes" if are_same else "no")
     report.print()
     moved = number_differences(right.metrics(1), computed)
     print(f"{len(moved)} numbers of update 1 are not those of the run for right answers")

@@ -120,18 +120,20 @@ def record(log: TrajectoryLog, step: int, selection: Selection, prepared: Prepar
 
 def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
     """The mean advantage of every turn, by rollout: 0 of one that was not learned from there."""
-    learned: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    learned: dict[str, list[tuple[np.ndarray, ...]]] = defaultdict(list)
     for batch in batches:
         for sample in batch.samples:
             turns, advantages = (np.asarray(stored(sample, name)) for name in ("turns", "advantages"))
             if not len(advantages):  # all of it was masked, or imitated
                 continue
-            is_sampled = turns >= 0
-            if len(own := advantages[is_sampled]):  # raises where the two have other lengths
-                learned[sample.rollout_id].append((turns[is_sampled], own))
+            assert len(advantages) == len(turns)
+            starts = np.flatnonzero(np.diff(turns, prepend=-2) != 0)  # each run of tokens is of one turn
+            sums = np.add.reduceat(advantages, starts, dtype=float)
+            learned[sample.rollout_id].append((turns[starts], sums, np.diff(starts, append=len(turns))))
     means = {}
     for rollout_id, parts in learned.items():
-        turns, advantages = map(np.concatenate, zip(*parts, strict=True))
-        counts = np.bincount(turns)
-        means[rollout_id] = (np.bincount(turns, advantages) / np.maximum(counts, 1)).tolist()
+        turns, sums, counts = map(np.concatenate, zip(*parts, strict=True))
+        sums, counts = (np.bincount(turns + 1, each)[1:] for each in (sums, counts))  # -1 is that of no turn
+        if len(counts):
+            means[rollout_id] = (sums / np.maximum(counts, 1)).tolist()
     return means

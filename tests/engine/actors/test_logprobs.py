@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import torch
+from learner_samples import num_rows
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
@@ -77,7 +78,9 @@ def test_learner_agrees_with_transformers(
     make_rank: MakeRank,
 ) -> None:
     temperature, completions = sampled
-    rows = make_rank().logprobs(batch_of(completions, temperature))
+    batch = batch_of(completions, temperature)
+    assert num_rows(batch.samples) <= len(PROMPTS) < len(batch.samples), "it computes trees"
+    rows = make_rank().logprobs(batch)
     for row, (_, expected) in zip(rows, reference, strict=True):
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=TOLERANCE)
 

@@ -10,7 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from learner_samples import num_rows
+
 from launch.reporting.audit import audit, read_run
+from launch.run_folder.trajectory_log import TRAIN, read_kept
+from policies.learning.samples import training_samples
 
 PATIENT_STORM = """
 import sys
@@ -64,3 +68,6 @@ def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Pa
     assert run.returncode == 0, said
     assert "step   40/40" in said
     assert all(finding.is_sound for finding in audit(read_run(tmp_path)))
+    kept = read_kept(tmp_path, TRAIN, 40)
+    samples = [sample for each in kept for sample in training_samples(each.trajectory)]
+    assert num_rows(samples) < len(samples), "what was learned from are trees"

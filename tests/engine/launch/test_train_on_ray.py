@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from followed_run import foreign_lines
+from learner_samples import num_rows
 
 from environments.data.curriculum import RewardVariance
 from environments.data.datasets import Dataset
@@ -113,6 +114,8 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
     for step in (3, 4):
         one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
         assert len(one) == 12 and one == other
+        samples = [sample for each in one for sample in training_samples(each.trajectory)]
+        assert num_rows(samples) <= 4, "both have learned from trees"
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import oracle
 import pytest
 import torch
+from learner_samples import num_rows
 from oracle import Oracle, Rules
 from transformers_reference import perturbed, weights_of
 
@@ -429,15 +430,10 @@ def test_weights_are_those_of_the_oracle_on_trees(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, case: str
 ) -> None:
     """A mini-batch has three trajectories with stripped thoughts; the oracle computes each turn alone."""
-    from policies.learning.rows import plan_rows
-
-    samples = [each for group in recorded(0, strips=True) for each in group.trajectories]
-    sequences = [
-        sample.prompt_ids + sample.response_ids for each in samples for sample in training_samples(each)
-    ]
-    rows = plan_rows(sequences, MICRO_BATCH_TOKENS, 384)
-    assert len(sequences) == 18
-    assert len(rows) < 9
+    rollouts = [each for group in recorded(0, strips=True) for each in group.trajectories]
+    samples = [sample for each in rollouts for sample in training_samples(each)]
+    assert len(samples) == 18
+    assert num_rows(samples, MICRO_BATCH_TOKENS) < 9
     found = list(distances(make_rank, make_critic_rank, tiny_model, case, strips=True))
     assert len(found) == NUM_UPDATES
     assert max(found) <= TOLERANCE

@@ -110,7 +110,7 @@ def test_fork_samples_only_the_turns_it_does_not_share(
         parent = f"000{int(name) % 2}"
         assert (one.forked_from, one.num_shared_turns) == ((parent if shared[name] else ""), shared[name])
         assert one.termination_reason is TerminationReason.ENV_DONE and one.reward == 0.5 * NUM_TURNS
-        assert ids(one)[: shared[name]] == ids(played[parent])[: shared[name]]
+        assert one.completions[: shared[name]] == played[parent].completions[: shared[name]]
         seeds = [((request.seed or 0) + turn) % LARGEST_ID for turn in range(shared[name], NUM_TURNS)]
         assert [tokens[0] for tokens in ids(one)[shared[name] :]] == seeds
     assert sum(each.num_sampled_tokens for each in played.values()) == 2 * len(player.sampler.seeds)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from played_trajectories import KINDS, measure, num_unique_tokens, play
 
 from environments.columns import floats, packed, unpacked
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import plain_json, trajectory_from_json, trajectory_to_json
 from environments.types import Completion, Step, Trajectory, share
 
 VALUES: dict[str, Any] = {
@@ -138,6 +138,13 @@ def test_any_turns_come_back_as_they_were(steps: list[Step]) -> None:
     read = trajectory_from_json(json.loads(line))
     assert repr(asdict(read)) == repr(asdict(Trajectory(steps=steps)))
     assert json.dumps(trajectory_to_json(hop(read))) == line
+
+
+@pytest.mark.parametrize(
+    "value", [[{"": ()}], [{"a": (1, (2,))}, {}], [{1: "a"}], [(1,), (2,)], [(), ((),)], [{"a": 1}, ()], []]
+)
+def test_plain_value_is_what_json_reads_again(value: Any) -> None:
+    assert plain_json(value) == json.loads(json.dumps(value))
 
 
 def test_field_of_a_subclass_named_as_a_column_spoils_nothing() -> None:
