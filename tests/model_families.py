@@ -47,7 +47,6 @@ class Family:
         tokenizer: one of ``real_tokenizers.MODEL_TYPES``.
         template: file of ``tests/templates``; without it the tokenizer's own.
         tied: forms that its models have: output layer and embedding are one, or are two.
-        options: of its engine.
     """
 
     config: str
@@ -55,7 +54,6 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     tied: tuple[bool, ...] = (False,)
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -76,14 +74,8 @@ FAMILIES = {
     "Mistral": Family("Mistral", "llama3_1", {"sliding_window": None}, template="chatml.jinja"),
     "DeepSeek V2": Family("DeepseekV2", "deepseek_v3", {**LATENT, **EXPERTS, "topk_method": "greedy"}),
     "DeepSeek V3": Family("DeepseekV3", "deepseek_v3", {**LATENT, **EXPERTS, "topk_method": "noaux_tc"}),
-    "Qwen2.5-VL": Family("Qwen2_5_VL", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja"),
-    "Qwen2.5-VL, text alone,": Family(
-        "Qwen2_5_VL",
-        "qwen3",
-        {"hidden_size": 128},
-        template="qwen2_5.jinja",
-        tied=(True, False),
-        options={"language_model_only": True},
+    "Qwen2.5-VL": Family(
+        "Qwen2_5_VL", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja", tied=(True, False)
     ),
 }
 

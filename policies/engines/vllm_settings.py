@@ -128,6 +128,7 @@ def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
         "max_num_seqs": MAX_SEQUENCES,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        "language_model_only": True,  # a message with an image is refused
         # Else a step is always in flight when weights are exchanged: see _num_sampled in vllm.py.
         "async_scheduling": False,
         # The distribution that was sampled from, after temperature: what a policy gradient needs.

@@ -29,7 +29,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def measure(name: str, folder: Path) -> None:
                 kept.write({kind: learned(model, learner, prompts, kept.folder / kind)})
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        kept.write(asyncio.run(served(kept, family.options, prompts)) | {"ended": True})
+        kept.write(asyncio.run(served(kept, prompts)) | {"ended": True})
     except Exception as error:  # the row names it
         kept.write({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
         raise
@@ -242,9 +242,9 @@ def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
 # -- engine --------------------------------------------------------------------------------------------
 
 
-async def served(kept: Kept, options: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> Row:
+async def served(kept: Kept, prompts: Sequence[Sequence[int]]) -> Row:
     """What one engine answers by each of the trained weights, against transformers."""
-    config = EngineConfig(max_model_tokens=256, options=dict(options))
+    config = EngineConfig(max_model_tokens=256)
     engine, transport = VLLMEngine(str(kept.folder / "model"), config, {}), ObjectStoreTransport()
     row: Row = {"padded_tokens": max(engine._engine.collective_rpc(num_rows))}
     for version, kind in enumerate(LEARNERS, start=1):

@@ -47,8 +47,6 @@ class Recipe:
     """As in the recipe. Supervised learning as a baseline gets twice as many."""
     settings: tuple[str, ...] = ()
     """In the place of ``recipe=NAME``."""
-    metrics: tuple[str, ...] = ()
-    """Those that are shown, instead of the reward and what the environment names."""
 
 
 TINY = ("reinforce", "expert_iteration", "sft")
@@ -87,14 +85,14 @@ def main(
     parser.add_argument("overrides", nargs="*", help="settings for all runs, such as fleet.num_actors=8")
     arguments = parser.parse_args()
     for recipe in arguments.recipes.split(","):
-        folder, shown = arguments.folder / recipe, recipes[recipe].metrics
+        folder = arguments.folder / recipe
         for seed in arguments.seeds.split(","):
             for method in arguments.methods.split(","):
                 if method not in recipes[recipe].methods:
                     continue
                 settings = overrides(recipe, recipes[recipe], method, arguments.updates)
                 run_once([*settings, f"seed={seed}", *arguments.overrides], folder / method / f"seed-{seed}")
-        report(recipe, folder, shown, repository.ROOT / page if arguments.publish else None)
+        report(recipe, folder, repository.ROOT / page if arguments.publish else None)
 
 
 def overrides(recipe: str, about: Recipe, method: str, num_updates: int | None) -> list[str]:
@@ -131,9 +129,9 @@ def run_once(settings: Sequence[str], directory: Path) -> None:
     (directory / FINISHED).write_text(json.dumps(about))
 
 
-def report(recipe: str, folder: Path, shown: Sequence[str], page: Path | None) -> None:
+def report(recipe: str, folder: Path, page: Path | None) -> None:
     """Draw and tabulate the finished runs of a recipe; with a ``page``, where README shows it."""
-    runs, about = read_runs(folder, shown)
+    runs, about = read_runs(folder)
     if not runs:
         return
     add_published(runs, about, recipe)
@@ -147,7 +145,7 @@ def report(recipe: str, folder: Path, shown: Sequence[str], page: Path | None) -
         write_measured(page, recipe, rows)
 
 
-def read_runs(folder: Path, shown: Sequence[str] = ()) -> tuple[Runs, dict[str, Any]]:
+def read_runs(folder: Path) -> tuple[Runs, dict[str, Any]]:
     """By method, metric and seed the (step, value) pairs of finished runs, and what is known of each run."""
     runs: Runs = {}
     about: dict[str, Any] = {}
@@ -157,7 +155,7 @@ def read_runs(folder: Path, shown: Sequence[str] = ()) -> tuple[Runs, dict[str, 
             about[f"{method}/{seed}"] = json.loads(finished.read_text())
             for record in read_metrics(finished.parent):
                 for name, value in record.items():
-                    if _is_shown(name, shown):
+                    if _is_shown(name):
                         points = runs.setdefault(method, {}).setdefault(name, {}).setdefault(seed, [])
                         points.append((record["step"], value))
     return runs, about
@@ -177,11 +175,11 @@ def add_published(runs: Runs, about: dict[str, Any], recipe: str) -> None:
                 runs.setdefault(method, {}).setdefault(metric, {})[seed] = points[seed]
 
 
-def _is_shown(name: str, shown: Sequence[str]) -> bool:
-    """Whether a metric is among those, or without them is the reward, or one that the environment names."""
+def _is_shown(name: str) -> bool:
+    """Whether a metric is the reward, or one that the environment names."""
     kind, _, metric = name.partition("/")
-    named = metric in shown if shown else metric == "reward_mean" or not is_standard(f"rollout/{metric}")
-    return kind in ("rollout", "eval") and named
+    named = not is_standard(f"rollout/{metric}")
+    return kind in ("rollout", "eval") and (metric == "reward_mean" or named)
 
 
 def _commit() -> str:

@@ -1,20 +1,18 @@
-"""The two-search questions of the shipped corpus in many worlds, each with names and numbers of its own.
+"""The two-search questions of the shipped corpus in many worlds, where numbers stand for its names.
 
-The corpus ``aldermere`` has 16 questions that lead through one passage to another: too few to hold some out.
-A world is its passages and questions with another made-up word for every name, and another number for every
-one of three digits or more. The questions are those whose answer is then another one, so that none can be
-known without a search. Held out are the shipped world, under its true names, and worlds of their own.
+The corpus ``aldermere`` has 16 questions that lead through one passage to another: too few to hold some out,
+and a model of 0.35 M parameters cannot spell its names. A world is its passages and questions with a number
+of five digits for each title, which no other world has. Its questions are those whose answer is a title, too,
+so that none can be known without a search.
 
 Of the demonstrations, some search twice and read the answer; the others stop halfway, and answer with the
-name that the first passage leads to.
+title that the first passage leads to.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from environments import Dataset, ToolEnvironment
@@ -29,12 +27,8 @@ from policies import ToolAgent
 SHARE = 0.4
 """Of the demonstrations that search twice."""
 NUM_DEMONSTRATIONS = 4000
-SHIPPED, HELD_OUT, WORLDS = 1, 21, 221
-"""World 0 is the shipped one, the next ones are held out, and the rest is trained on."""
-TIMES = 10
-"""How often an evaluation plays each question of the shipped world."""
-NAME = re.compile(r"[A-Z][a-z]+")
-SYLLABLES = [first + vowel for first in "bdfghklmnprstvwz" for vowel in "aeiou"]
+WORLDS, HELD_OUT = 250, 30
+"""All of them, and the first ones, which are held out."""
 Script = tuple[dict[str, Any], list[str]]
 """A task, and what the model says to it."""
 
@@ -49,86 +43,61 @@ class Search(LocalRetrievalTool):
 
 
 class SearchEnvironment(ToolEnvironment):
-    """Metrics: ``exact`` is 1 if the answer is the expected one, ``searched_twice`` if it searched twice.
-
-    The reward is that of the recipe ``search``: an answer with some of the words earns a part of it.
-    """
+    """Metrics: ``searched_twice`` is 1 if two searches came before the answer or the end."""
 
     def compute_metrics(self) -> dict[str, float]:
-        exact = super().compute_metrics().get("success_when_called", 0.0)
-        return {"exact": exact, "searched_twice": float(self.step_count > 2)}
+        return {"searched_twice": float(self.step_count > 2)}
 
 
 def worlds() -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
     """The tasks of each world, and the passages of all."""
-    passages = search_passages()
-    names = sorted({word for row in passages for word in NAME.findall(row["title"])} - {"The", "A", "On"})
-    rng, new = random.Random(0), set[str]()
-    while len(new) < WORLDS * len(names):
-        new.add("".join(rng.choices(SYLLABLES, k=rng.randint(2, 3))).capitalize())
-    words = rng.sample(sorted(new), len(new))
+    passages, titles = search_passages(), [row["title"] for row in search_passages()]
+    questions = list(filter(_is_of_titles, search_questions()))
+    longest_first = sorted(titles, key=len, reverse=True)
+    title = re.compile(rf"\b(?:(?:The|the|A) )?({'|'.join(map(re.escape, longest_first))})\b")
+    numbers = iter(random.Random(0).sample(range(10_000, 100_000), WORLDS * len(titles)))
     tasks, corpus = [], []
-    for world in range(WORLDS):
-        mine = dict(zip(names, words[world * len(names) :], strict=False)) if world else {}
-        change = partial(_renamed, names=mine, numbers=random.Random(world) if world else None, known={})
-        corpus += [{key: change(row[key]) for key in ("title", "text")} for row in passages]
-        tasks.append([_task(each, change) for each in search_questions()])
+    for _ in range(WORLDS):
+        known = {each: str(next(numbers)) for each in titles}
+
+        def renamed(text: str, known: dict[str, str] = known) -> str:
+            return title.sub(lambda found: known[found[1]], text)
+
+        corpus += [{key: renamed(row[key]) for key in ("title", "text")} for row in passages]
+        tasks.append(
+            [
+                {key: renamed(each[key]) for key in ("question", "answer")}
+                | {"supporting_facts": [known[each_title] for each_title in each["supporting_facts"]]}
+                for each in questions
+            ]
+        )
     return tasks, corpus
 
 
-def _task(question: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    titles = [change(title) for title in question["supporting_facts"]]
-    return {key: change(question[key]) for key in ("question", "answer")} | {"supporting_facts": titles}
-
-
-def leads_on(number: int) -> bool:
-    """Whether a question has another answer in another world, and each passage that it needs is found by its
-    title, which stands in the question or in the passage before."""
-    shipped, task = TASKS[0][number], TASKS[1][number]
-    read = task["question"]
-    for title in task["supporting_facts"]:
-        ((found, _),) = TOOLS["search"].index().search(title, 1)
-        if title not in read or found.title != title:
-            return False
-        read = found.text
-    return task["answer"] in read and task["answer"] != shipped["answer"]
-
-
-def _renamed(text: str, names: dict[str, str], numbers: random.Random | None, known: dict[str, str]) -> str:
-    """The text with another word for each name, and the same other number wherever a number stands."""
-
-    def number(found: re.Match[str]) -> str:
-        assert numbers is not None
-        if found[0] not in known:
-            digits = re.sub(r"\d", lambda _: str(numbers.randint(1, 9)), found[0])
-            known[found[0]] = digits
-        return known[found[0]]
-
-    text = NAME.sub(lambda found: names.get(found[0], found[0]), text)
-    return text if numbers is None else re.sub(r"\d[\d,]{2,}(?!\d)", number, text)
+def _is_of_titles(question: dict[str, Any]) -> bool:
+    """Whether each passage that is needed is named by what was read before, and the answer is a title."""
+    texts = {row["title"]: row["text"] for row in search_passages()}
+    first, second = question["supporting_facts"]
+    is_read = first in question["question"] and second in texts[first] and question["answer"] in texts[second]
+    return question["type"] == "bridge" and is_read and question["answer"] in texts
 
 
 TASKS, _corpus = worlds()
 TOOLS = {"search": Search.over(_corpus)}
-_kept = list(filter(leads_on, range(len(TASKS[0]))))
-TASKS = [[tasks[number] for number in _kept] for tasks in TASKS]
 AGENT_ARGS: dict[str, Any] = {"system_prompt": "", "parser_name": "hermes-brief", "tool_map": TOOLS}
 ENV_ARGS: dict[str, Any] = {"tool_map": TOOLS, "reward_fn": search_reward_fn}
 
 
 def workload(seed: int) -> Workload:
     """The held-out tasks are the same for every seed."""
-    rest = [task for tasks in TASKS[HELD_OUT:] for task in tasks]
-    others = [task for tasks in TASKS[SHIPPED:HELD_OUT] for task in tasks]
-    shipped = [{**task, "time": time} for time in range(TIMES) for task in TASKS[0]]
+    held_out, rest = (
+        [task for tasks in part for task in tasks] for part in (TASKS[:HELD_OUT], TASKS[HELD_OUT:])
+    )
     return Workload(
         agent_class=ToolAgent,
         env_class=SearchEnvironment,
         train_dataset=Dataset(rest, name="renamed", split="train").shuffle(seed),
-        val_dataset={
-            "other_names": Dataset(others, name="renamed", split="test"),
-            "shipped": Dataset(shipped, name="aldermere"),
-        },
+        val_dataset=Dataset(held_out, name="renamed", split="test"),
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
         demonstrations=demonstrations(seed),
