@@ -133,7 +133,7 @@ def test_resumed_run_chooses_the_same_tasks_by_a_curriculum(ray_cluster: None, t
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     expected = train(whole)
-    assert expected[-1]["curriculum/weight_mean"] < 1, "tasks were passed over"
+    assert min(each.get("curriculum/weight_mean", 1.0) for each in expected) < 1, "tasks were passed over"
     shutil.copytree(whole, stopped, symlinks=True)
     newest = stopped / "checkpoints" / LATEST
     shutil.rmtree(newest.resolve())
