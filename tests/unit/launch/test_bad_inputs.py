@@ -151,6 +151,7 @@ OF_WORKLOADS = [
     ("workload=raises", r"raises\.py, line 1.*HALF = 1 / 0.*ZeroDivisionError: division by zero"),
     ("workload=raises_when_called", r"raises_when_called\.py, line 2.*return \[\]\[seed\].*IndexError"),
     ("workload=raises_in_a_library", r"raises_in_a_library\.py, line 4.*json\.loads.*JSONDecodeError"),
+    ("workload=lacks_its_dataset", "no_such_data"),
     ("workload=has_a_syntax_error", r"has_a_syntax_error\.py, line 1.*def workload\(seed\).*SyntaxError"),
     ("workload=is_indented_wrongly", r"is_indented_wrongly\.py, line 2.*return 1.*IndentationError"),
     ("workload=imports_what_is_missing", r"imports_what_is_missing\.py, line 1.*a_package_that_nobody_has"),
