@@ -118,7 +118,7 @@ SETTINGS = [
     ("serve server.weights.transport=files", r"server\.weights\.transport"),
     ("serve server.http_prt=1", r"server\.http_port"),
     ("serve server.http_port=70000", r"server\.http_port=70000"),
-    ("serve server.http_port=PORT model.path=model", "Port.*server.http_port="),
+    ("serve server.http_port=PORT model.path=/nowhere", "Port.*server.http_port="),
     ("serve server.http_host=999.1.1.1 model.path=model", "999.1.1.1"),
     ("serve server.http_host=0.0.0.0 model.path=model", r"http_host=0\.0\.0\.0 .*TROUPE_API_KEYS"),
     ("serve server.access.keys_file=nowhere model.path=model", r"keys_file=nowhere"),
@@ -128,6 +128,7 @@ SETTINGS = [
     ),
     ("evaluate recipe=calculator", r"model\.path is not set"),
     ("evaluate model.path=model", "recipe=calculator"),
+    ("evaluate recipe=calculator model.pth=model", r"model\.path"),
     (
         "evaluate recipe=calculator model.path=model algorithm.name=nonsense",
         r"algorithm\.name.*(launch\.|troupe )train",
@@ -243,7 +244,7 @@ OF_MODELS = [
 FOR_SERVING = [
     ("model.path=trained/run_binary_state", "step_000030"),
     ("server.adapters.mine=adapter_ia3", r"model\.path"),
-    ("model.path=model server.adapters.policy=adapter_ia3", "'policy'"),
+    ("model.path=model server.adapters.policy=adapter_ia3", "'policy'.*choose another"),
     ("model.path=model server.adapters.mine=nowhere", "nowhere"),
     ("model.path=model server.adapters.mine=a_file", "a_file"),
     ("model.path=model server.adapters.mine=adapter_broken", "adapter_broken"),
@@ -254,6 +255,7 @@ FOR_SERVING = [
 CHAOS = [
     ("chaos destroy", "destroy"),
     ("chaos kill", "--below"),
+    ("chaos kill --below 1", "role"),
     ("chaos kill queen --below 1", "queen"),
     ("chaos kill learner", "--below"),
     ("chaos kill learner --below me", "me"),
