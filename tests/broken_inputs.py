@@ -60,6 +60,10 @@ WORKLOADS: dict[str, str] = {
     "raises": "HALF = 1 / 0\n",
     "raises_when_called": "def workload(seed):\n    return [][seed]\n",
     "raises_in_a_library": "import json\n\ndef workload(seed):\n    return json.loads('{')\n",
+    "lacks_its_dataset": """
+from environments import DatasetRegistry
+def workload(seed): return DatasetRegistry.load_dataset("no_such_data", "train")
+""",
     "has_a_syntax_error": "def workload(seed)\n    return 1\n",
     "is_indented_wrongly": "def workload(seed):\nreturn 1\n",
     "imports_what_is_missing": "import a_package_that_nobody_has\n",

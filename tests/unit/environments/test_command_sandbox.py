@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,16 +51,10 @@ def calls(folder: Path) -> list[list[str]]:
     return [line.split() for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_output_errors_and_value_come_back():
-    result = stand_in().run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[1, 'a']")
-    assert (result.stdout, result.stderr, result.value) == ("out\n", "err\n", "[1, 'a']")
-    assert (result.ending, result.exit_code, result.succeeded) == (Ending.EXITED, 0, True)
-    assert result.isolated is None
-
-
 def test_command_gets_the_limits_and_a_name_of_its_own(engine):
     for _ in range(2):
-        stand_in().run("1", limits=SandboxLimits(memory_bytes=123 << 20))
+        result = stand_in().run("1", limits=SandboxLimits(memory_bytes=123 << 20))
+        assert result.isolated is None, "that is up to the engine"
     first, second = (call for call in calls(engine) if call[0] == "run")
     assert first[1:6] == ["--rm", "-i", first[3], "--network=none", f"--memory={123 << 20}"]
     assert first[3].startswith("--name=troupe-")
@@ -89,19 +82,6 @@ len(found), len(re.findall("needle-[0-9]{20}", input()))
 """
     result = stand_in().run(source, stdin=f"needle-{12345:020} " * 1000)
     assert (result.value, result.stderr) == ("(0, 1000)", "")
-
-
-def test_traceback_shows_program_and_nothing_of_sandbox():
-    lines = stand_in().run("def f():\n    return 1 / 0\nf()").stderr.splitlines()
-    assert lines[:2] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>']
-    assert lines[-1] == "ZeroDivisionError: division by zero"
-    assert not any("<string>" in line for line in lines)
-
-
-def test_exit_codes_and_signals_come_back():
-    assert stand_in().run("import sys\nsys.exit(3)").exit_code == 3
-    crashed = stand_in().run("import ctypes\nctypes.string_at(0)")
-    assert (crashed.ending, crashed.exit_code) == (Ending.KILLED, -11)
 
 
 def test_greeting_of_the_image_is_not_taken_for_output():
@@ -148,21 +128,6 @@ def test_without_a_stop_command_the_container_goes_on(engine):
     subprocess.run([*ENGINE, "kill", name], check=True)
 
 
-def test_too_much_memory_is_told_apart():
-    source = "blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))"
-    result = stand_in().run(source, limits=SandboxLimits(memory_bytes=200 << 20))
-    assert result.ending is Ending.OUT_OF_MEMORY
-
-
-def test_printing_without_end_neither_hangs_nor_fills_memory():
-    limits = SandboxLimits(timeout_seconds=60, file_bytes=1 << 20, output_bytes=1000)
-    result = stand_in().run("import itertools\nfor i in itertools.count(): print(i)", limits=limits)
-    assert result.stdout.startswith("0\n1\n")
-    assert "bytes cut" in result.stdout
-    assert len(result.stdout) < 1100
-    assert "File too large" in result.stderr
-
-
 def test_program_cannot_write_a_result_of_its_own():
     """It has no descriptor of the command's, and cannot open those of the process that has."""
     source = """
@@ -178,20 +143,6 @@ opened
     result = stand_in().run(source)
     files = [f"/memfd:{name} (deleted)" for name in ("in", "out", "err")]
     assert (result.value, result.stderr) == (repr(["denied", *files]), "")
-
-
-def test_many_threads_run_programs_at_once():
-    results: dict[int, str | None] = {}
-    sandbox = stand_in()
-    threads = [
-        threading.Thread(target=lambda n=n: results.update({n: sandbox.run(f"{n} * 2").value}))
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == {n: str(n * 2) for n in range(4)}
 
 
 def test_no_descriptor_is_left_open():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from denied_calls import LANDLOCK, MOUNT_SETATTR, UNSHARE, interpreter_denied
+from test_command_sandbox import stand_in
 
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import local as sandbox
@@ -73,6 +74,17 @@ def kernel(request, tmp_path, monkeypatch):
     return request.param
 
 
+@pytest.fixture(params=["as the kernel allows", *REFUSED, pytest.param("container", marks=pytest.mark.slow)])
+def run(request, tmp_path, monkeypatch):
+    """Runs programs in each sandbox: in the local one on the same kernels, and in a container."""
+    if request.param == "container":
+        monkeypatch.setenv("STAND_IN_STATE", str(tmp_path))
+        return partial(stand_in().run, limits=PATIENT)
+    if request.param in REFUSED:
+        monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, REFUSED[request.param]))
+    return run_python
+
+
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
     """Where the sandbox makes its directories."""
@@ -82,8 +94,8 @@ def scratch(tmp_path, monkeypatch):
     return folder
 
 
-def test_output_errors_and_value_come_back(kernel):
-    result = run_python("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[1, 'a']")
+def test_output_errors_and_value_come_back(run):
+    result = run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[1, 'a']")
     assert (result.stdout, result.stderr, result.value) == ("out\n", "err\n", "[1, 'a']")
     assert (result.ending, result.exit_code, result.succeeded) == (Ending.EXITED, 0, True)
 
@@ -104,8 +116,8 @@ def test_installed_packages_can_be_imported():
     assert run_python("import numpy\nint(numpy.arange(4).sum())").value == "6"
 
 
-def test_traceback_shows_program_and_nothing_of_sandbox(kernel):
-    result = run_python("def f():\n    return 1 / 0\nf()")
+def test_traceback_shows_program_and_nothing_of_sandbox(run):
+    result = run("def f():\n    return 1 / 0\nf()")
     lines = result.stderr.splitlines()
     assert lines[:3] == [
         "Traceback (most recent call last):",
@@ -124,8 +136,8 @@ def test_source_that_is_no_python_is_an_error_of_the_program(source):
     assert ("child.py" in result.stderr, "Traceback" in result.stderr) == (False, False)
 
 
-def test_exit_code_is_told():
-    assert run_python("import sys\nsys.exit(3)").exit_code == 3
+def test_exit_code_is_told(run):
+    assert run("import sys\nsys.exit(3)").exit_code == 3
 
 
 @pytest.mark.slow
@@ -144,22 +156,22 @@ def test_cpu_limit_ends_a_program_too():
 
 
 @pytest.mark.slow
-def test_program_that_takes_too_much_memory_is_told_apart(kernel):
+def test_program_that_takes_too_much_memory_is_told_apart(run):
     limits = SandboxLimits(memory_bytes=200 << 20)
-    result = run_python("blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))", limits=limits)
+    result = run("blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))", limits=limits)
     assert result.ending is Ending.OUT_OF_MEMORY
     assert result.stderr.rstrip().endswith("MemoryError")
 
 
-def test_crash_is_told_apart():
-    result = run_python("import ctypes\nctypes.string_at(0)")
+def test_crash_is_told_apart(run):
+    result = run("import ctypes\nctypes.string_at(0)")
     assert (result.ending, result.exit_code) == (Ending.KILLED, -11)
 
 
 @pytest.mark.slow
-def test_printing_without_end_neither_hangs_nor_fills_memory(kernel):
+def test_printing_without_end_neither_hangs_nor_fills_memory(run):
     limits = SandboxLimits(timeout_seconds=20, file_bytes=1 << 20, output_bytes=1000)
-    result = run_python("import itertools\nfor i in itertools.count(): print(i)", limits=limits)
+    result = run("import itertools\nfor i in itertools.count(): print(i)", limits=limits)
     assert result.stdout.startswith("0\n1\n")
     assert "bytes cut" in result.stdout
     assert len(result.stdout) < 1100
@@ -480,11 +492,10 @@ def test_fork_bomb_ends_at_its_time_limit(source, kernel):
     assert time.monotonic() - begin < 30
 
 
-def test_many_threads_run_programs_at_once():
+def test_many_threads_run_programs_at_once(run):
     results: dict[int, str | None] = {}
     threads = [
-        threading.Thread(target=lambda n=n: results.update({n: run_python(f"{n} * 2").value}))
-        for n in range(8)
+        threading.Thread(target=lambda n=n: results.update({n: run(f"{n} * 2").value})) for n in range(8)
     ]
     for thread in threads:
         thread.start()

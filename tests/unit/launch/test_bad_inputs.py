@@ -118,7 +118,7 @@ SETTINGS = [
     ("serve server.weights.transport=files", r"server\.weights\.transport"),
     ("serve server.http_prt=1", r"server\.http_port"),
     ("serve server.http_port=70000", r"server\.http_port=70000"),
-    ("serve server.http_port=PORT model.path=model", "Port.*server.http_port="),
+    ("serve server.http_port=PORT model.path=/nowhere", "Port.*server.http_port="),
     ("serve server.http_host=999.1.1.1 model.path=model", "999.1.1.1"),
     ("serve server.http_host=0.0.0.0 model.path=model", r"http_host=0\.0\.0\.0 .*TROUPE_API_KEYS"),
     ("serve server.access.keys_file=nowhere model.path=model", r"keys_file=nowhere"),
@@ -128,6 +128,7 @@ SETTINGS = [
     ),
     ("evaluate recipe=calculator", r"model\.path is not set"),
     ("evaluate model.path=model", "recipe=calculator"),
+    ("evaluate recipe=calculator model.pth=model", r"model\.path"),
     (
         "evaluate recipe=calculator model.path=model algorithm.name=nonsense",
         r"algorithm\.name.*(launch\.|troupe )train",
@@ -151,6 +152,7 @@ OF_WORKLOADS = [
     ("workload=raises", r"raises\.py, line 1.*HALF = 1 / 0.*ZeroDivisionError: division by zero"),
     ("workload=raises_when_called", r"raises_when_called\.py, line 2.*return \[\]\[seed\].*IndexError"),
     ("workload=raises_in_a_library", r"raises_in_a_library\.py, line 4.*json\.loads.*JSONDecodeError"),
+    ("workload=lacks_its_dataset", "no_such_data"),
     ("workload=has_a_syntax_error", r"has_a_syntax_error\.py, line 1.*def workload\(seed\).*SyntaxError"),
     ("workload=is_indented_wrongly", r"is_indented_wrongly\.py, line 2.*return 1.*IndentationError"),
     ("workload=imports_what_is_missing", r"imports_what_is_missing\.py, line 1.*a_package_that_nobody_has"),
@@ -242,7 +244,7 @@ OF_MODELS = [
 FOR_SERVING = [
     ("model.path=trained/run_binary_state", "step_000030"),
     ("server.adapters.mine=adapter_ia3", r"model\.path"),
-    ("model.path=model server.adapters.policy=adapter_ia3", "'policy'"),
+    ("model.path=model server.adapters.policy=adapter_ia3", "'policy'.*choose another"),
     ("model.path=model server.adapters.mine=nowhere", "nowhere"),
     ("model.path=model server.adapters.mine=a_file", "a_file"),
     ("model.path=model server.adapters.mine=adapter_broken", "adapter_broken"),
@@ -253,6 +255,7 @@ FOR_SERVING = [
 CHAOS = [
     ("chaos destroy", "destroy"),
     ("chaos kill", "--below"),
+    ("chaos kill --below 1", "role"),
     ("chaos kill queen --below 1", "queen"),
     ("chaos kill learner", "--below"),
     ("chaos kill learner --below me", "me"),

@@ -108,10 +108,3 @@ def test_what_is_not_there_is_refused_with_a_sentence(
     errors = capsys.readouterr().err
     assert "There is no learner" in errors
     assert "there is no such process" in errors
-
-
-@pytest.mark.parametrize("arguments", [["kill", "queue"], ["kill", "--below", "1"], ["list", "queue"]])
-def test_nothing_is_struck_by_half_a_command(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        main(arguments)
-    assert refusal.value.code == 2
