@@ -135,7 +135,7 @@ def draw(runs: Runs, methods: Mapping[str, Method], path: Path) -> None:
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=2
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
 
 
 def _draw_curve(axes: Any, metrics: Mapping[str, Mapping[str, Points]], name: str, method: Method) -> None:

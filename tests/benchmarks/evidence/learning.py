@@ -35,12 +35,12 @@ SEARCH = (
 ACTORS = ("fleet.num_actors=32", "fleet.pairs_per_actor=8")
 RECIPES = {
     "renamed_search": Recipe(
-        num_updates=30,
+        num_updates=20,
         num_evaluations=3,
         stages=("warm_start",),
         methods=METHODS,
-        warm_start_steps=500,
-        settings=(*SEARCH, *ACTORS, "warm_start={num_steps: 500, batch_size: 16}"),
+        warm_start_steps=900,
+        settings=(*SEARCH, *ACTORS, "warm_start={num_steps: 900, batch_size: 16}"),
     ),
     "possible_guesses": Recipe(
         num_updates=30,
