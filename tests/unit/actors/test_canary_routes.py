@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from agent_server import AGENT, AgentServer, agent_server
+from agent_server import AGENT, AgentServer, LocalActor, agent_server
+from ray import serve
 from starlette.testclient import TestClient
-from test_policy_http import PinnedReplica, serving
+from test_policy_http import PinnedReplica, scripted, serving
 
-from actors.settings import RecordingConfig, ServedModel
+from actors.sampling.serve_sampler import ServeSampler
+from actors.serving.pinned import PinnedPolicy
+from actors.settings import RecordingConfig, ServedModel, ServerConfig
 from environments.data.canary import PROMOTED, ROLLED_BACK, TRIAL, read_canary
 from environments.data.recordings import Recording, Recordings, read_recordings
 from environments.data.trajectory_file import TrajectoryFile
-from environments.types import Step, TerminationReason, Trajectory
+from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.recipes import canary as canary_recipe
 from launch.recipes.canary import main
+from policies.sampler import SampleRequest, SamplingParams
 
 SERVED, CANARY = "111", "222"
 """Answers of the two versions."""
@@ -233,6 +239,35 @@ def post(server: AgentServer, path: str, session: str | None = None, **body: obj
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+@pytest.mark.slow
+def test_pinned_version_samples_by_its_own_queue(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = ServedModel(path=str(tokenizer_folder), name="tiny@2", version=2)
+    context = SimpleNamespace(app_name="app", replica_id=SimpleNamespace(unique_id="r"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+
+    async def play() -> Completion:
+        sampler = ServeSampler({"": "app", version.policy: f"app{version.policy}"}, str(tokenizer_folder))
+        actor = LocalActor(sampler)
+
+        async def samplers_of(replica: str, load: int, known: list[int]) -> dict[int, Any]:
+            if known:
+                await asyncio.Event().wait()
+            return {1: actor}
+
+        directory = SimpleNamespace(samplers_of=SimpleNamespace(remote=samplers_of))
+        replica = PinnedPolicy.func_or_class.__new__(PinnedPolicy.func_or_class)
+        config = ServerConfig(engine=scripted(replies=["222"]))
+        await replica.__init__(version, config, SimpleNamespace(), directory)
+        replica.check_health()
+        params = SamplingParams(policy=version.policy)
+        return await sampler.sample(SampleRequest(messages=[user("Hi")], params=params))
+
+    completion = asyncio.run(asyncio.wait_for(play(), 30))
+    assert (completion.text, completion.policy, completion.policy_version) == (CANARY, "", 2)
 
 
 @pytest.mark.slow
