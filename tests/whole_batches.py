@@ -27,9 +27,8 @@ def shards(
 
 
 class WholeBatches:
-    """A ``VerlLearner`` or ``VerlCritic`` that divides what it is given among the ranks of its group.
-
-    All else is the rank's own. Of several ranks it puts no columns together: it only learns there.
+    """A ``VerlLearner`` or ``VerlCritic`` that divides what it is given among all ranks, and joins
+    what they find. All else is the rank's own.
     """
 
     def __init__(self, rank: Any) -> None:
@@ -63,9 +62,12 @@ class WholeBatches:
         return [[each.values for each in batch.samples] for batch in scored]
 
     def _with_columns(self, score: Any, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+        import torch.distributed as dist
+
         division, own = self._divided(batches)
-        found: list[Columns] = score(own)
-        return division.with_columns(batches, [found])
+        found: list[list[Columns]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(found, score(own))
+        return division.with_columns(batches, found)
 
     def _divided(
         self, batches: Sequence[TrainBatch], columns: Sequence[str] | dict[str, str] = ()
@@ -73,6 +75,6 @@ class WholeBatches:
         import torch.distributed as dist
 
         rank, most = dist.get_rank(), self._whole._learner.micro_batch_tokens
-        division = Division(batches, dist.get_world_size(), most, self._whole.pairs_per_token)
+        division = Division(batches, dist.get_world_size(), most, self.pairs_per_token)
         ids = division.ids(rank)
         return division, [each.with_ids(ids) for each in division.shards(batches, [*columns])[rank]]

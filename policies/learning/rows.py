@@ -64,8 +64,8 @@ def _cheapest_begins(branches: Sequence[Branch], most: int, pairs: int) -> list[
     """Beginning of the last of the rows that are cheapest, by the number of first branches."""
     cost = np.zeros(len(branches) + 1)  # of the branches before this one
     begins = [0] * (len(branches) + 1)
+    # Of the row from each branch on: its tokens, and its pairs off every path.
     size, off_path = np.zeros(len(branches), dtype=int), np.zeros(len(branches))
-    """Tokens of a row from each branch on, and its pairs off every path."""
     first = 0  # from where on a row may begin
     for end, (_, shared, own) in enumerate(branches):
         if not shared:

@@ -12,6 +12,7 @@ from learner_samples import RESPONSE_TOKENS, ragged_samples
 from machine import free_port
 from transformers_reference import load, perturbed, token_logprobs, weights_of
 from two_ranks import on_two_ranks
+from whole_batches import WholeBatches
 
 from policies.learning.algorithms import resolve
 from policies.learning.preferences import Pair, PairScore, PreferenceObjective, batch_of, pair_scores
@@ -115,8 +116,9 @@ def two_ranks_learn(model: Path) -> None:
     from policies.learning.verl.learner import VerlLearner
 
     algorithm = resolve(AlgorithmConfig(), RESPONSE_TOKENS)
-    rank = VerlLearner(str(model), LearnerConfig(micro_batch_tokens=130), algorithm, 10, 0)
-    own = set(rank._share(batch_of(pairs())).indices)
+    rank = WholeBatches(VerlLearner(str(model), LearnerConfig(micro_batch_tokens=130), algorithm, 10, 0))
+    _, [shard] = rank._divided([batch_of(pairs())])
+    own = {branch.sample for row in shard.rows for branch in row}
     assert any(own & of_pair and of_pair - own for of_pair in ({0, 1}, {2, 3, 4}, {5, 6}))
     assert_is_dpo(rank, model, OBJECTIVE)
 

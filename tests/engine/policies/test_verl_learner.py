@@ -250,9 +250,9 @@ def test_what_samples_share_is_computed_once(
     results, tokens = [], []
     for has_trees in (True, False):
         rank = make_critic_rank() if kind == "critic" else make_rank(KINDS[kind], WITH_REFERENCE)
-        assert rank._pairs_per_token == 384
+        assert rank.pairs_per_token == 384
         if not has_trees:
-            rank._pairs_per_token = 0
+            rank.pairs_per_token = 0
         sizes: list[int] = []
         rank.engine.module.register_forward_pre_hook(
             lambda _, args, kwargs, sizes=sizes: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
