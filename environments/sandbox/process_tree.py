@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 KILL_SECONDS = 10.0
 """Seconds that processes have to end after they were killed."""
+SEARCH_SECONDS = 120.0
+"""Seconds in which all of a program's processes are found: hundreds that are busy leave little to who seeks."""
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -115,7 +117,7 @@ def kill_started(supervisor: int, mark: str) -> None:
 
     By groups, since one call then ends all members, however quickly they fork. The supervisor is not in any.
     """
-    deadline = time.monotonic() + KILL_SECONDS
+    deadline = time.monotonic() + SEARCH_SECONDS
     try:
         groups = set(children(supervisor))  # first the program's own, without a look at all processes
     except OSError:  # it has ended
@@ -125,6 +127,8 @@ def kill_started(supervisor: int, mark: str) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         groups = _started(supervisor, mark.encode())
+    if groups:
+        logger.warning("Could not end the process groups %s of a program in the sandbox.", sorted(groups))
 
 
 def _started(supervisor: int, mark: bytes) -> set[int]:
