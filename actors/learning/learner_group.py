@@ -104,7 +104,7 @@ class LearnerGroup:
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
-        self._finish_publish()
+        self.finish_publish()
         self._schedule = {}
         begun = [self._policy.begin(PolicyCalls.begin_phase, optimizer, num_schedule_steps)]
         if self._critic is not None:
@@ -160,7 +160,7 @@ class LearnerGroup:
         """Copy the present weights, adapters merged, and make them the newest version in the store beside the
         learner's next work. Raises the error of the publish before.
         """
-        self._finish_publish()
+        self.finish_publish()
         schedule = self._policy.call(PolicyCalls.begin_publish)
         self._publish = in_background(partial(self._publish_copy, version, schedule), f"publish {version}")
 
@@ -169,7 +169,7 @@ class LearnerGroup:
         try:
             ray.get(self._store.publish.remote(version, pieces))
         except RayTaskError:  # mostly: a node was lost, and the pieces with it
-            self._policy.check_ranks()
+            self._policy.raise_if_dead()  # one at work answers no call
             raise
         self._schedule = schedule  # not before: until then the newest version, and its schedule, is another
 
@@ -228,14 +228,16 @@ class LearnerGroup:
         return published.version
 
     def check_ranks(self) -> None:
-        """Raise if a rank has died or hangs, or the newest version cannot be published; return when it is in
-        the store. For times without another call, which would raise too.
+        """Raise if a rank has died or hangs, or the newest version could not be published. For times without
+        another call, which would raise too.
         """
         for group in self._groups:
             group.check_ranks()
-        self._finish_publish()
+        if self._publish is not None and self._publish.done():
+            self.finish_publish()
 
-    def _finish_publish(self) -> None:
+    def finish_publish(self) -> None:
+        """Return when the newest version is in the store. Raises the error of its publish."""
         if self._publish is not None:
             self._publish.result()
 

@@ -91,6 +91,11 @@ class Learners:
         for group in self._groups.values():
             group.check_ranks()
 
+    def finish_publish(self) -> None:
+        """See ``LearnerGroup.finish_publish``."""
+        for group in self._groups.values():
+            group.finish_publish()
+
     def close(self) -> None:
         """See ``LearnerGroup.close``."""
         for group in self._groups.values():

@@ -127,10 +127,9 @@ class RankWorker(ABC):
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         """Call ``method`` beside other work, and yield what it yields. ``end_stream`` raises its error."""
         try:
-            with self._at_work():
-                # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
-                for piece in methodcaller(method, *args)(self._model):  # noqa: UP028
-                    yield piece
+            # Not yield from: Ray sends numbers into a stream, which the iterator of a list cannot take.
+            for piece in methodcaller(method, *args)(self._model):  # noqa: UP028
+                yield piece
         except Exception as error:  # noqa: BLE001  # Ray would take it for the last of what was yielded
             self._failure = error
 
@@ -434,10 +433,11 @@ class RankGroup:
         except RayTaskError as error:
             if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
                 raise error.cause from error
-            self._raise_if_dead()  # the ranks that are left report the lost connection first
+            self.raise_if_dead()  # the ranks that are left report the lost connection first
             raise
 
-    def _raise_if_dead(self) -> None:
+    def raise_if_dead(self) -> None:
+        """Raise ``LearnerLostError`` if a rank has died: for what has failed while ranks may be at work."""
         try:
             ray.get(self._ping(), timeout=CALL_ANSWER_SECONDS)
         except RayActorError as error:

@@ -1,7 +1,7 @@
 """Turns of engines and a learner on the same devices: the engines sleep from a call of the learner until
 rollouts are waited for (``server.colocated``).
 
-    learner  RankGroup.begin, stream ──▶ asleep ──▶  EngineTurns  ──▶ follow_turns, in each replica
+    learner  RankGroup.begin ──────────▶ asleep ──▶  EngineTurns  ──▶ follow_turns, in each replica
     driver   TrajectoryStream.take ────▶ awake ───▶  in the store        Engine.sleep, Engine.wake
 
 Nobody has to remember whose turn it is: who needs the devices takes them, and a turn that is taken twice

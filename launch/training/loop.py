@@ -102,6 +102,7 @@ class TrainingLoop:
         with self.activity.during("time/checkpoint"):
             self.milestones.finish_save()
             self.milestones.finish_copy()
+        run.learner.finish_publish()  # else Ray would end under it
         self.plan.announce_set_aside()
         run.tracker.summary()
         # The agent with its tools too, if it can answer.

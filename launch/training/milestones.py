@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from actors.learning.learners import Learners
 from actors.timing import CALL_ANSWER_SECONDS
-from environments.errors import LearnerLostError, TroupeError
+from environments.errors import TroupeError
 from environments.types import JudgedBy
 from launch.health.interrupt import Interrupts
 from launch.reporting.metrics import evaluation_metrics, has_failed
@@ -53,7 +53,7 @@ class Milestones:
                 evaluate = self._evaluation_due()
                 save = save or self.checkpoint_due() or (evaluate and keeps_best)
                 if evaluate:  # one of this step may have been under way
-                    self.learner.check_ranks()  # returns when this version is in the store
+                    self.learner.finish_publish()
                     evaluator.begin(progress.step, progress.version)
                     is_last = progress.step >= self.num_updates or self._is_last(progress.step)
                     evaluation = evaluator.collect(wait=is_last)
@@ -165,7 +165,7 @@ class Milestones:
         seconds = None
         try:
             self.learner.check_ranks()
-        except LearnerLostError:  # it may have written its part before
+        except Exception:  # noqa: BLE001  # a lost rank may have written its part before
             seconds = CALL_ANSWER_SECONDS
         self._finish_or_leave_out(seconds)
 

@@ -435,9 +435,9 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     runner = worker.model_runner
-    missing = {name for name, _ in runner.model.named_parameters()}
+    missing, tensors = {name for name, _ in runner.model.named_parameters()}, WholeTensors(buckets)
     initialize_layerwise_reload(runner.model)
-    loaded = runner.model.load_weights(WholeTensors(buckets).items())
+    loaded = runner.model.load_weights(tensors.items())
     missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
     if missing and runner.model_config.quantization is None:

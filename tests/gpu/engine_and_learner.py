@@ -97,6 +97,7 @@ async def _samples_of(model: str, weights: Path | None, config: EngineConfig) ->
     from actors.weights.object_store import ObjectStoreTransport
     from policies.chat import ChatRenderer, load_tokenizer
     from policies.engines.vllm import VLLMEngine
+    from policies.engines.weights import pack
     from policies.sampler import SamplingParams
 
     renderer = ChatRenderer(load_tokenizer(model))
@@ -104,7 +105,7 @@ async def _samples_of(model: str, weights: Path | None, config: EngineConfig) ->
     engine = VLLMEngine(model, config, {})
     if weights is not None:
         transport = ObjectStoreTransport()
-        pieces = list(transport.publish(1, load_file(weights / WEIGHTS).items(), rank=0))
+        pieces = list(transport.publish(1, pack(load_file(weights / WEIGHTS).items()), rank=0))
         await transport.fetch(1, pieces, engine)
     greedy = partial(engine.generate, prompts[0], SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS))
     answer, held = await greedy(), used_bytes(config)

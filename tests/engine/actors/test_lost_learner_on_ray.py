@@ -51,7 +51,7 @@ def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
     assert group.rebuild(RISING, 100, str(tmp_path / "unpublished")) is None
 
     group.publish(3)
-    group.check_ranks()
+    group.finish_publish()
     later = OptimizerConfig(lr=1e-5)
     group.begin_phase(later, 100)
     group.begin_save(str(tmp_path / "later"))()
@@ -69,7 +69,7 @@ def test_stopped_or_killed_rank_returns_with_published_weights(
     group.begin_save(str(tmp_path))()
     group.update(group.score(batches(1)))
     group.publish(7)
-    group.check_ranks()
+    group.finish_publish()
     published = group.logprobs(batches(1)[0])
     settings = group._policy._settings
     for number, text in ((signal.SIGSTOP, "did not answer for 2 s"), (signal.SIGKILL, "has died")):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from actors.learning import learner_group
 from actors.learning import ranks as rank_actors
 from actors.learning.learner_calls import PolicyCalls
+from actors.learning.learner_group import LearnerGroup
 from actors.learning.ranks import RankWorker
 from actors.weights.store import PublishedWeights
 from environments.disk import FileDigest
-from environments.errors import LearnerError, LearnerLostError
+from environments.errors import ConfigError, LearnerError, LearnerLostError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 
 RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
@@ -131,6 +135,10 @@ class Ranks:
 
     def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None: ...
 
+    def check_ranks(self) -> None: ...
+
+    def raise_if_dead(self) -> None: ...
+
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         self.calls.append((method.__name__, *args))
         self._copied += method is PolicyCalls.begin_publish
@@ -182,20 +190,57 @@ def test_places_are_given_back_where_ctrl_c_ends_the_wait(monkeypatch: pytest.Mo
     assert given_back == [places]
 
 
+def group_of(ranks: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> LearnerGroup:
+    monkeypatch.setattr(learner_group.ray, "get", lambda answer: answer)
+    group = LearnerGroup.__new__(LearnerGroup)
+    group._policy, group._groups, group._store, group._schedule = ranks, [ranks], store, {}
+    group._critic = group._publish = None
+    return group
+
+
+def test_full_disk_of_a_store_is_no_loss_of_a_busy_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that learns beside the publish does not answer a call for minutes."""
+
+    class BusyRanks(Ranks):
+        def check_ranks(self) -> None:
+            raise LearnerLostError("A learner rank did not answer for 60 s.")
+
+    def take(version: int, pieces: list[Any]) -> None:
+        raise RayTaskError("publish", "make room", ConfigError("make room"))
+
+    store = SimpleNamespace(publish=SimpleNamespace(remote=take))
+    group = group_of(BusyRanks(), store, monkeypatch)
+    group.publish(1)
+    with pytest.raises(RayTaskError, match="make room"):
+        group.finish_publish()
+
+
+def test_check_while_rollouts_are_waited_for_awaits_no_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = threading.Event()
+
+    def take(version: int, pieces: list[Any]) -> None:
+        is_there.wait()
+        raise ConfigError("make room")
+
+    group = group_of(Ranks(), SimpleNamespace(publish=SimpleNamespace(remote=take)), monkeypatch)
+    group.publish(1)
+    group.check_ranks()
+    is_there.set()
+    with pytest.raises(ConfigError, match="make room"):
+        group.finish_publish()
+    with pytest.raises(ConfigError, match="make room"):
+        group.check_ranks()
+
+
 def test_learner_goes_on_from_no_version_before_its_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was lost on its way is counted as published."""
-    from actors.learning import learner_group
-
-    monkeypatch.setattr(learner_group.ray, "get", lambda answer: answer)
-    ranks: Any = Ranks()
-    group = learner_group.LearnerGroup.__new__(learner_group.LearnerGroup)
-    group._policy, group._groups, group._store, group._schedule = ranks, [ranks], StoreOfOneVersion(), {}
-    group._critic = group._publish = None
+    ranks = Ranks()
+    group = group_of(ranks, StoreOfOneVersion(), monkeypatch)
     group.publish(1)
     assert group.rebuild(RISING, 100, "checkpoint") == 1
     assert ranks.calls[-1] == ("take_over", PublishedWeights(1, ["piece of 1"]), {"last_epoch": 1})
     group.publish(2)
     with pytest.raises(LearnerLostError, match="has died"):
-        group._finish_publish()
+        group.finish_publish()
     with pytest.raises(LearnerLostError, match="lost before its newest weights were there"):
         group.rebuild(RISING, 100, "checkpoint")

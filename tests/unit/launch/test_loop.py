@@ -45,6 +45,8 @@ class FakeLearner:
 
     def check_ranks(self) -> None: ...
 
+    def finish_publish(self) -> None: ...
+
     def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int:
         self.num_rebuilt += 1
         return self.version

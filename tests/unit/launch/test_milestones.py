@@ -14,7 +14,7 @@ import pytest
 from trained_run import save_whole
 
 from environments.disk import FileDigest
-from environments.errors import LearnerLostError, TroupeError
+from environments.errors import ConfigError, LearnerLostError, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
 from launch.reporting.goal import Goal
@@ -94,6 +94,8 @@ class SlowDisk:
 
     def check_ranks(self) -> None: ...
 
+    def finish_publish(self) -> None: ...
+
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         self.num_copies += 1
 
@@ -169,11 +171,14 @@ def test_failed_write_is_named_at_the_next_update(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_in_time", [True, False])
+@pytest.mark.parametrize("error", [LearnerLostError, ConfigError])
 def test_lost_learner_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_time: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_time: bool, error: type[Exception]
 ) -> None:
+    """And so does one whose publish has failed, where another part is lost."""
+
     def lose() -> None:
-        raise LearnerLostError("A learner rank has died.")
+        raise error("A learner rank has died.")
 
     monkeypatch.setattr("launch.training.milestones.CALL_ANSWER_SECONDS", 0.2)
     state, learner = state_of(tmp_path), SlowDisk()
