@@ -117,6 +117,9 @@ class VerlLearner(VerlWorker):
             verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
         self._reference = Reference(self.engine.module) if algorithm.uses_reference else None
         reason = obstacle(self.engine.module, self.model_config.hf_config)
+        if self._teacher is not None:  # it scores the same rows
+            self.pairs_per_token = min(self.pairs_per_token, self._teacher.pairs_per_token)
+            reason = reason or obstacle(self._teacher.engine.module, self._teacher.model_config.hf_config)
         if reason and dist.get_rank() == 0:
             logger.warning("What samples have in common is computed for each of them: %s.", reason)
 

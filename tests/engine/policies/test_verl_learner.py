@@ -545,6 +545,23 @@ def test_teacher_scores_tokens_and_stays_as_it_is(
     make_rank(learner, AlgorithmConfig()).load(str(tmp_path))  # a checkpoint is the student's alone
 
 
+def test_teacher_with_a_window_scores_what_samples_share(
+    make_rank: MakeRank, untied_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(untied_model, tmp_path / "teacher")
+    config = json.loads((folder / "config.json").read_text())
+    layers = ["sliding_attention"] * config["num_hidden_layers"]
+    config |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    rank = make_rank(algorithm=AlgorithmConfig(name="distillation", options={"teacher": str(folder)}))
+    teacher, own = load(folder), ragged_samples(4)
+    batch = TrainBatch(samples=tuple(each.replaced(prompt_ids=tuple(range(200))) for each in own))
+    for sample in rank.score([batch])[0].samples:
+        expected = token_logprobs(teacher, sample.prompt_ids, sample.response_ids, 1.0)
+        masked = expected * torch.tensor(sample.loss_mask)
+        torch.testing.assert_close(torch.tensor(sample.teacher_logprobs), masked, rtol=0, atol=1e-5)
+
+
 def test_distillation_brings_student_near_to_teacher(make_rank: MakeRank, untied_model: Path) -> None:
     options = {"teacher": str(untied_model)}
     rank = make_rank(algorithm=AlgorithmConfig(name="distillation", options=options))

@@ -19,7 +19,7 @@ from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
 from policies.learning.samples import has_signal, samples_by_policy, training_samples
 from policies.learning.settings import AlgorithmConfig
-from policies.sampler import SampleRequest
+from policies.sampler import SampleRequest, SamplingParams
 
 RLOO = AlgorithmConfig(name="rloo")
 PER_STEP = AlgorithmConfig(name="rloo", credit="per_step", gamma=0.5)
@@ -211,6 +211,15 @@ def test_turn_names_the_policy_of_its_seat() -> None:
         turns = {name: {*rows[0].turns} - {-1} for name, rows in samples_by_policy(each).items()}
         assert turns == {"one": {0, 2}, "two": {1, 3}}
     assert list(samples_by_policy(play(WON_BY_A))) == [""]
+
+
+def test_seats_without_policies_keep_that_of_the_request() -> None:
+    task = {"plan": WON_BY_A}
+    params = SamplingParams(policy="@31")  # a version on trial, for a served agent
+    request = RolloutRequest(rollout_id="0/0", group_id="0", task=task, params=params)
+    limits, journal = RolloutLimits(max_steps=9), Journal(PlannedGame.resumes_by)
+    played = run_rollout(SeatsAgent(), PlannedGame(task), sample, request, limits, journal)
+    assert {each.policy for each in played.completions} == {"@31"}
 
 
 def test_seat_of_two_policies_is_refused() -> None:
