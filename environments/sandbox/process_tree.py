@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 KILL_SECONDS = 10.0
 """Seconds that processes have to end after they were killed."""
 SEARCH_SECONDS = 120.0
-"""Seconds in which all of a program's processes are found: hundreds that are busy leave little to who seeks."""
+"""Seconds to find all of a program's processes: hundreds that are busy leave little time to the search."""
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -66,8 +66,8 @@ class SeatsAgent(BaseAgent):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        own = {"policy": self._policy_of[self._seat]} if self._policy_of else {}
-        return self._agents[self._seat].sampling | own
+        own = {"policy": self._policy_of.get(self._seat, "")} if self._policy_of else {}
+        return {**self._agents[self._seat].sampling, **own}
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
