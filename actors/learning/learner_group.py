@@ -113,13 +113,11 @@ class LearnerGroup:
         for wait in begun:
             wait()
 
-    def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
-        """Supervised learning: one optimizer step per batch."""
+    def fit(self, batches: Sequence[TrainBatch], weighted: bool = False) -> LearnerUpdate:
+        """Supervised learning: one optimizer step per batch, its tokens ``weighted`` by their advantages."""
+        if weighted:
+            return self._policy.begin_learning(PolicyCalls.fit_weighted, batches, [*ADVANTAGES])()
         return self._policy.begin_learning(PolicyCalls.fit, batches)()
-
-    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
-        """Supervised learning of tokens that are weighted by their advantages: one optimizer step."""
-        return self._policy.begin_learning(PolicyCalls.fit_weighted, [batch], [*ADVANTAGES])()
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,

@@ -43,13 +43,9 @@ class Learners:
         """See ``LearnerGroup.begin_phase``."""
         self._each(self.policies, lambda _, group: group.begin_phase(optimizer, num_schedule_steps))
 
-    def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+    def fit(self, batches: Sequence[TrainBatch], weighted: bool = False) -> LearnerUpdate:
         """See ``LearnerGroup.fit``."""
-        return self._learn(batches, lambda group, own: group.fit(own))
-
-    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
-        """See ``LearnerGroup.fit_weighted``."""
-        return self._learn([batch], lambda group, _: group.fit_weighted(batch))
+        return self._learn(batches, lambda group, own: group.fit(own, weighted))
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """See ``LearnerGroup.update``."""

@@ -76,7 +76,8 @@ class Preferences(SupervisedStage):
         metrics = self._objective.metrics(pairs, policy, reference)
         with run.interrupts.atomic_section():
             with clock.measure("time/learn"):
-                learned = run.learner.fit_weighted(self._objective.weighted(pairs, policy, reference))
+                weighted = self._objective.weighted(pairs, policy, reference)
+                learned = run.learner.fit([weighted], weighted=True)
             number += 1
             if number == self.num_steps:
                 publish(run, state)

@@ -30,11 +30,11 @@ class FakeGroup:
     def _note(self, batches: Sequence[TrainBatch]) -> None:
         self.calls.append([[each.sample_id.partition("#")[0] for each in batch.samples] for batch in batches])
 
-    def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+    def fit(self, batches: Sequence[TrainBatch], weighted: bool = False) -> LearnerUpdate:
         self._note(batches)
         return LearnerUpdate(metrics={"learn/loss": float(self.number)}, num_optimizer_steps=len(batches))
 
-    fit = update
+    update = fit
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         self._note(batches)
