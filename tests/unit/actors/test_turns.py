@@ -182,9 +182,7 @@ def test_ranks_take_their_turn_before_each_piece_of_work(monkeypatch: pytest.Mon
 
 class FreeingRank(RankWorker):
     def _load(self, **_: Any) -> Any:
-        return SimpleNamespace(
-            learn=self._learn, begin_save=lambda _: self._learn(), pieces=lambda: iter([self._learn()])
-        )
+        return SimpleNamespace(learn=self._learn, begin_save=lambda _: self._learn())
 
     def _learn(self) -> int:
         """Free 64 MiB in pieces that the C library keeps, below one in use; return the memory."""
@@ -199,7 +197,6 @@ class FreeingRank(RankWorker):
     [
         lambda rank: rank.work("learn"),
         lambda rank: rank.begin_save("folder") or rank._writes["folder"],
-        lambda rank: sum(rank.stream("pieces")),
     ],
 )
 def test_rank_that_shares_its_device_gives_memory_back(work: Callable[[RankWorker], int]) -> None:
