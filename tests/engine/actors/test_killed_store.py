@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.serving.policy_app import PolicyApp
-from actors.settings import FleetConfig, ServerConfig
+from actors.settings import FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.base import BaseEnv
 from policies import GameAgent
@@ -63,7 +63,7 @@ def make_service(ray_cluster: None) -> Iterator[Any]:
                 partial(ScriptedSampler, ["again"] * 10_000),
                 RolloutLimits(max_steps=10_000),
                 FleetConfig(num_actors=1),
-                [NeverUp(f"never-up-{len(services)}", "", ServerConfig(), store)],
+                [NeverUp(f"never-up-{len(services)}", ServedModel(path=""), ServerConfig(), store)],
             )
         )
         return services[-1]
