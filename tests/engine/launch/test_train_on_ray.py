@@ -257,10 +257,13 @@ class Struck:
 
 
 def kill_learner_after(step: int, directory: Path, spared: set[int], struck: list[Struck]) -> None:
-    """Wait until ``step`` is in the journal, then end the learner's process that is not ``spared``."""
+    """Wait until the weights of ``step`` are published, which come after those of the warm start, then end
+    the learner's process that is not ``spared``. What is lost before that goes on from its checkpoint.
+    """
     others = ("fleet", "replica", "actor")
-    while len(read_consumed_log(directory)) < step:
+    while not any(directory.glob(f"weights_*/version-{step + 1:06d}-*")):
         time.sleep(0.05)
+    time.sleep(0.3)  # the rank has written them: now the store takes them over
     (learner,) = pids("learner") - spared
     struck.append(Struck(pids(*others)))
     os.kill(learner, signal.SIGKILL)
