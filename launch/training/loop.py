@@ -24,13 +24,14 @@
      Milestones    evaluates and saves between two updates
      UpdateReport  metrics of each update, and the number of rollout actors that follows from them
 
-A group holds its slot from its request until the weights that it trained are published. With
-(max_staleness + 1) * groups_per_step slots, no group is more than max_staleness versions old when it is used.
-A lost rollout actor, replica or node costs time and no rollout. A lost learner is rebuilt from the published
-weights, or the run goes on from its checkpoint (``trainer.py``). In a replay ``RecordedRollouts`` stands in
-the place of all on the right but the learner and the store. With ``server.colocated`` the engines sleep from
-a call of the learner until a group is waited for (``actors/weights/turns.py``). Where an agent names several
-policies, each has a learner, a store and a policy server; a version is one of all of them.
+A group holds its slot from its request until the weights that it trained are copied, which are published
+beside the next update. With (max_staleness + 1) * groups_per_step slots, no group is more than max_staleness
+versions old when it is used. A lost rollout actor, replica or node costs time and no rollout. A lost learner
+is rebuilt from the published weights, or the run goes on from its checkpoint (``trainer.py``), as it does
+where the newest were still under way. In a replay ``RecordedRollouts`` stands in the place of all on the
+right but the learner and the store. With ``server.colocated`` the engines sleep from a call of the learner
+until a group is waited for (``actors/weights/turns.py``). Where an agent names several policies, each has a
+learner, a store and a policy server; a version is one of all of them.
 """
 
 from __future__ import annotations
