@@ -61,11 +61,11 @@ def changes(before: Sequence[TrajectoryGroup], after: Sequence[TrajectoryGroup])
         return "No rollout has a reward before and now."
     others = sum(old.reward != new.reward for old, new in pairs)
     won, lost = (sum(new.succeeded - old.succeeded == sign for old, new in pairs) for sign in (1, -1))
-    means = (fmean(each[place].reward for each in pairs) for place in (0, 1))
+    was, now = (fmean(each[place].reward for each in pairs) for place in (0, 1))
     return (
-        f"{others} of {len(pairs)} rewards are others, and their mean is {{1:.4g}} instead of {{0:.4g}}; "
+        f"{others} of {len(pairs)} rewards are others, and their mean is {now:.4g} instead of {was:.4g}; "
         f"{won} rollouts became successes, {lost} are none any more."
-    ).format(*means)
+    )
 
 
 @explained()
