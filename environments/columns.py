@@ -36,12 +36,12 @@ def stored_in_each(instances: Iterable[object], name: str) -> list[Any]:
     return [*map(attrgetter(f"_{name}"), instances)]
 
 
-def packed(values: array[Any]) -> str:
+def packed(values: array[Any]) -> bytes:
     """Write an array as text: the code of its type, a colon, and its bytes in base64.
 
     JSON's own numbers take three times the bytes, and most of the time in which a trajectory is written.
     """
-    return f"{values.typecode}:{b64encode(values).decode()}"
+    return b"%s:%s" % (values.typecode.encode(), b64encode(values))
 
 
 def unpacked(text: str) -> array[Any]:
@@ -54,6 +54,27 @@ def unpacked(text: str) -> array[Any]:
     values: array[Any] = array(typecode)
     values.frombytes(b64decode(content, validate=True))
     return values
+
+
+def narrow(values: array[int]) -> array[int]:
+    """Return the lowest byte of each value, then the next one of each, as far as any of them is not 0."""
+    raw = values.tobytes()
+    planes = [raw[place::4] for place in range(4)]
+    while planes and not planes[-1].strip(b"\0"):
+        planes.pop()
+    return array("B", b"".join(planes))
+
+
+def widened(planes: array[int], count: int) -> array[int]:
+    """Return the ``count`` values of which ``narrow`` made ``planes``.
+
+    Raises:
+        ValueError: they are others, or so many.
+    """
+    raw = bytearray(4 * count)
+    for place in range(-(-len(planes) // max(1, count))):
+        raw[place::4] = planes[place * count : (place + 1) * count]
+    return array("i", bytes(raw))
 
 
 class _Column(Generic[Number]):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 from environments.prefix_tree import PrefixTree, Span
 
-Message = dict[str, Any]
+Json = dict[str, Any]
+Message = Json
 """A chat message in the OpenAI shape: ``{"role": ..., "content": ...}``."""
 
 PLAIN_TYPES = {str, int, float, bool, type(None)}
@@ -105,3 +107,41 @@ def json_key(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return kind, *map(json_key, value)
     return kind, id(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether JSON gives the value back as it is, all of its types included."""
+    kind = type(value)
+    if kind is dict:
+        return TEXT.issuperset(map(type, value)) and all(map(is_plain, value.values()))
+    return kind in PLAIN_TYPES or (kind is list and all(map(is_plain, value)))
+
+
+def plain_json(value: Any) -> Any:
+    """The value as it will be read again: a value or key that JSON does not know becomes its text.
+
+    It may share parts with ``value``.
+    """
+    kind = type(value)
+    if kind in PLAIN_TYPES:
+        return value
+    if kind is dict and PLAIN_TYPES.issuperset(map(type, value.values())):
+        return value.copy() if TEXT.issuperset(map(type, value)) else {str(key): value[key] for key in value}
+    if kind in (list, tuple):
+        return _plain_list(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _plain_list(values: Sequence[Any]) -> list[Any]:
+    kinds = {*map(type, values)}
+    if kinds == {tuple} and PLAIN_TYPES.issuperset(map(type, chain(*values))):
+        return [*map(list, values)]
+    if kinds == {dict} and TEXT.issuperset(map(type, chain(*values))):  # most messages
+        kinds = {*map(type, chain.from_iterable(map(dict.values, values)))}
+    return list(values) if kinds <= PLAIN_TYPES else [*map(plain_json, values)]

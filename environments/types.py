@@ -7,16 +7,14 @@ products of the engine (``Completion``, ``TrajectoryGroup``) are frozen: sampled
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, ClassVar
 
-from environments.columns import Floats, Runs, TokenIds, stored
-from environments.messages import Conversation, Message, MessageTable
-from environments.prefix_tree import Span
+from environments.messages import Message as Message
+from environments.steps import Completion, Step, share
+from environments.turns import Turn, Turns
 
 
 class TerminationReason(StrEnum):
@@ -95,203 +93,11 @@ class JudgedBy(StrEnum):
     """Nobody has said whether it is correct: its reward decides."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """A sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
-
-    ``prompt_ids`` [P] and ``completion_ids`` [C] are the model's input and output; ``logprobs`` [C] are
-    natural logs under the distribution that was sampled from (after temperature). ``completion_ids``
-    includes the end-of-sequence token where one was sampled, ``text`` does not.
-
-    These are tuples, made by each access from one sequence of ids, ``tokens``, which the turns of a
-    trajectory share as far as they repeat each other.
-    """
-
-    prompt_ids: TokenIds = TokenIds()
-    completion_ids: TokenIds = TokenIds()
-    logprobs: Floats = Floats()
-    text: str
-    finish_reason: str
-    policy: str = ""
-    """Name of the policy that sampled it, where a run trains several."""
-    policy_version: int = 0
-    """The oldest version that sampled any of its tokens."""
-    token_versions: Runs = Runs()
-    """[C] The version that sampled each token; empty where the server does not say."""
-    tool_calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that the server parsed from the output, in the OpenAI shape. ``text`` is without them,
-    unless the request named the parser."""
-    retokenized: bool = False
-    """The ids are not the engine's: an outside server did not return them, so they were made from the text,
-    or are empty. Such a completion can be scored but not trained on."""
-    usage: tuple[int, int] | None = None
-    """Prompt and completion tokens as the server counted them, where it did not return their ids."""
-
-    def __post_init__(self) -> None:
-        prompt, answer = stored(self, "prompt_ids"), stored(self, "completion_ids")
-        self._store(prompt.extended(answer.read()), prompt.size)
-
-    @property
-    def tokens(self) -> Span:
-        """Ids of the prompt and of the answer behind it."""
-        answer: Span = stored(self, "completion_ids")
-        return answer.part(0, answer.stop)
-
-    @property
-    def prompt_size(self) -> int:
-        """Number of the prompt's ids, without making them a tuple."""
-        prompt: Span = stored(self, "prompt_ids")
-        return prompt.size
-
-    @property
-    def answer_size(self) -> int:
-        """Number of the answer's ids, without making them a tuple."""
-        answer: Span = stored(self, "completion_ids")
-        return answer.size
-
-    def sharing(self, earlier: Completion | None) -> Completion:
-        """The same completion; what it repeats of the turns stored with ``earlier`` it shares with them."""
-        if earlier is None or stored(earlier, "prompt_ids").tree is stored(self, "prompt_ids").tree:
-            return self
-        return self._with_tokens(earlier.tokens.tree.root.extended(self.tokens.read()), self.prompt_size)
-
-    def num_repeated(self, earlier: Completion) -> int:
-        """Number of ids with which the prompt repeats ``earlier``: its prompt, and its answer behind that."""
-        return self.tokens.part(0, self.prompt_size).num_shared(earlier.tokens)
-
-    def extends(self, earlier: Completion) -> bool:
-        """Return whether the prompt goes on where ``earlier`` has ended, token by token."""
-        return self.num_repeated(earlier) == earlier.tokens.size
-
-    def without_beginning(self, num_ids: int) -> Completion:
-        """The same completion, as if its prompt began after ``num_ids`` ids."""
-        ids = self.tokens.part(num_ids, self.tokens.stop).read()
-        return self._with_tokens(Span.of(ids), self.prompt_size - num_ids)
-
-    def behind(self, beginning: Span) -> Completion:
-        """The same completion, with ``beginning`` before its prompt: undoes ``without_beginning``."""
-        return self._with_tokens(beginning.extended(self.tokens.read()), beginning.stop + self.prompt_size)
-
-    def _with_tokens(self, tokens: Span, prompt_size: int) -> Completion:
-        copied = copy.copy(self)
-        copied._store(tokens, prompt_size)
-        return copied
-
-    def _store(self, tokens: Span, prompt_size: int) -> None:
-        vars(self).update(
-            _prompt_ids=tokens.part(0, prompt_size), _completion_ids=tokens.part(prompt_size, tokens.stop)
-        )
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt in tokens, whether its ids are known or not."""
-        return self.usage[0] if self.usage else self.prompt_size
-
-    @property
-    def num_completion_tokens(self) -> int:
-        """Number of tokens that were sampled, whether their ids are known or not."""
-        return self.usage[1] if self.usage else self.answer_size
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt and of the answer together."""
-        return self.num_prompt_tokens + self.num_completion_tokens
-
-
 @dataclass
 class Action:
     """An agent's decision; ``BaseEnv.step`` gets its ``action``, without this wrapper."""
 
     action: Any = None
-
-
-PLAYED_SEAT = "played_seat"
-"""Key of ``Step.info`` under which ``SeatsAgent`` names the seat that has moved."""
-
-
-@dataclass
-class Step:
-    """A turn. The agent fills the first group of fields, the engine the second."""
-
-    chat_completions: list[Message] = field(default_factory=list)
-    thought: str = ""
-    action: Any = None
-    observation: Any = None
-    model_response: str = ""
-
-    info: dict[str, Any] = field(default_factory=dict)
-    reward: float = 0.0
-    done: bool = False
-    mc_return: float = 0.0
-    """Discounted sum of this and all later rewards of the trajectory."""
-    completion: Completion | None = None
-
-    _conversation: ClassVar[Conversation | None] = None
-    """Set in a step itself where its messages are stored shared, in place of a list."""
-
-    @property
-    def is_unseen(self) -> bool:
-        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
-        return self.info.get("unseen") is True
-
-    @property
-    def seat(self) -> str:
-        """The seat that has moved, in a game of several that one policy plays; else empty."""
-        return str(self.info.get(PLAYED_SEAT, ""))
-
-    def __getattr__(self, name: str) -> Any:
-        """Make the list ``chat_completions`` where the step came with a trajectory that stores it shared.
-
-        From then on the step holds the list itself, as the one that an agent has given.
-        """
-        conversation = self.conversation if name == "chat_completions" else None
-        if conversation is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.chat_completions = conversation.messages
-        self.__dict__.pop("_conversation", None)  # another thread, which writes the log, may have done so
-        return self.chat_completions
-
-    @property
-    def conversation(self) -> Conversation | None:
-        """The messages as they are stored, where they are shared and no list was made of them."""
-        return self._conversation
-
-    def storing(self, conversation: Conversation, completion: Completion | None) -> Step:
-        """A copy that holds these, which are equal to its own."""
-        twin = copy.copy(self)
-        twin.__dict__.pop("chat_completions", None)
-        twin.__dict__["_conversation"] = conversation
-        twin.completion = completion
-        return twin
-
-
-def share(steps: Iterable[Step]) -> list[Step]:
-    """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
-    steps = list(steps)
-    if _are_shared(steps):
-        return steps
-    shared: list[Step] = []
-    table: MessageTable | None = None
-    first: Completion | None = None
-    for step in steps:
-        completion = step.completion and step.completion.sharing(first)
-        first = first or completion
-        conversation = step.conversation
-        if table is None:
-            table = MessageTable() if conversation is None else conversation.table
-        if conversation is None or conversation.table is not table:
-            conversation = table.add(step.chat_completions)
-        is_shared = conversation is step.conversation and completion is step.completion
-        shared.append(step if is_shared else step.storing(conversation, completion))
-    return shared
-
-
-def _are_shared(steps: list[Step]) -> bool:
-    conversations = [*map(attrgetter("_conversation"), steps)]
-    if None in conversations or len({id(table) for table, _ in conversations}) > 1:
-        return False
-    completions = filter(None, map(attrgetter("completion"), steps))
-    return len({*map(id, map(attrgetter("_prompt_ids.tree"), completions))}) <= 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,9 +143,35 @@ class Trajectory:
     num_shared_turns: int = 0
     """Number of those turns: they were sampled once, for the other member."""
 
+    _turns: ClassVar[Turns | None] = None
+    """Set in a trajectory that has come from another process, until its steps are read."""
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: a step holds what is new in it. Everything reads as before afterwards."""
-        return {**self.__dict__, "steps": share(self.steps)}
+        """Return what is pickled: turns in columns, or steps where JSON would change a value of theirs."""
+        if self._turns is not None:
+            return self.__dict__
+        turns = Turns.of(self.steps)
+        state = {name: value for name, value in self.__dict__.items() if name != "steps"}
+        return state | ({"_turns": turns} if turns.is_exact else {"steps": share(self.steps)})
+
+    def __getattr__(self, name: str) -> Any:
+        """Make ``steps`` of the columns that have arrived. From then on the trajectory holds its steps."""
+        turns = self._turns if name == "steps" else None
+        if turns is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.steps = turns.steps()
+        del self.__dict__["_turns"]
+        return self.steps
+
+    @property
+    def columns(self) -> Turns:
+        """The turns in columns: as they have arrived, or those of the steps as they are now."""
+        return self._turns or Turns.of(self.steps)
+
+    @property
+    def turns(self) -> Sequence[Step | Turn]:
+        """The steps as far as their tokens are learned from: no step is made for it."""
+        return self.steps if self._turns is None else self._turns.rows
 
     def to_dict(self) -> dict[str, Any]:
         """A copy as dicts and lists; unlike that of rLLM v0.1, with the task."""
@@ -368,11 +200,11 @@ class Trajectory:
     def seat_rewards(self) -> dict[str, float]:
         """The sum of the step rewards of each seat that has moved; all of it under ``""`` where none is
         named."""
-        if not any(step.seat for step in self.steps):
+        if not any(turn.seat for turn in self.turns):
             return {"": self.reward}
         rewards: dict[str, float] = {}
-        for step in self.steps:
-            rewards[step.seat] = rewards.get(step.seat, 0.0) + step.reward
+        for turn in self.turns:
+            rewards[turn.seat] = rewards.get(turn.seat, 0.0) + turn.reward
         return rewards
 
     @property
@@ -380,18 +212,18 @@ class Trajectory:
         """Return whether it has ended in an answer, good or bad, to which a client may reply."""
         reason = self.termination_reason
         has_ended_well = reason is not None and not reason.is_failure
-        return bool(self.steps) and has_ended_well and reason is not TerminationReason.TIMEOUT
+        return bool(self.turns) and has_ended_well and reason is not TerminationReason.TIMEOUT
 
     @property
     def completions(self) -> list[Completion]:
         """The completions, turn by turn; a turn that the agent's own code decided has none."""
-        return [step.completion for step in self.steps if step.completion is not None]
+        return [turn.completion for turn in self.turns if turn.completion is not None]
 
     @property
     def own_completions(self) -> list[Completion]:
         """The completions that were sampled for it, and not for the member that it forks from."""
-        own = self.steps[self.num_shared_turns :]
-        return [step.completion for step in own if step.completion is not None]
+        own = self.turns[self.num_shared_turns :]
+        return [turn.completion for turn in own if turn.completion is not None]
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, replace
 
 from environments.columns import stored
-from environments.data.trajectory_json import trajectory_to_json
+from environments.data.trajectory_json import Json, trajectory_line
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.learning.division import OLD_LOGPROBS, POLICY_COLUMNS, Division
 from policies.learning.samples import TrainBatch, training_samples
@@ -108,6 +108,12 @@ def _num_bytes_to_ranks(batch: TrainBatch) -> int:
     return sum(len(pickle.dumps(each)) for each in (division.ids(0), division.shards([batch], ()), learned))
 
 
+def written(trajectory: Trajectory) -> Json:
+    """The line of a trajectory, as it is read."""
+    line: Json = json.loads(trajectory_line(trajectory, {}))
+    return line
+
+
 def measure(trajectory: Trajectory) -> Bytes:
     """Measure one trajectory as it reaches the driver: after a pickle."""
     num_tokens = num_unique_tokens(trajectory)
@@ -122,6 +128,6 @@ def measure(trajectory: Trajectory) -> Bytes:
     return Bytes(
         in_memory=in_memory / num_tokens,
         pickled=len(pickled) / num_tokens,
-        on_disk=len(json.dumps(trajectory_to_json(arrived))) / num_tokens,
+        on_disk=len(trajectory_line(arrived, {})) / num_tokens,
         to_ranks=_num_bytes_to_ranks(batch) / num_tokens,
     )

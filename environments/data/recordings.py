@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from environments.data.canary import CanaryFile
-from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_line
 from environments.disk import replaced, sync
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
@@ -147,7 +147,7 @@ class Recordings:
         if time.time() > self._swept + SWEEP_SECONDS:
             self.sweep()
         path = self._path(answer.answer_id)
-        _create(path, asdict(answer), trajectory_to_json(trajectory))
+        _create(path, asdict(answer), trajectory_line(trajectory, {}))
         if answer.after is None or self.has(answer.after):
             return True
         path.unlink(missing_ok=True)  # the one before was deleted meanwhile, and this one holds its text
@@ -261,7 +261,7 @@ def _recording(folder: Path, answer: RecordedAnswer) -> Recording | None:
     """The recording of an answer; ``None`` if it was deleted meanwhile."""
     path = folder / ANSWERS / f"{answer.answer_id}.json"
     try:
-        _, line = path.read_text(encoding="utf-8").splitlines()
+        _, line = path.read_bytes().splitlines()
         trajectory = trajectory_from_json(json.loads(line))
     except FileNotFoundError:
         return None
@@ -300,8 +300,8 @@ def _age(path: Path) -> float:
         return float("inf")
 
 
-def _create(path: Path, *lines: Json, replaces: bool = False) -> None:
+def _create(path: Path, first: Json, line: bytes = b"", replaces: bool = False) -> None:
     """Create a file, whole and on disk. Raises ``FileExistsError`` unless it may replace one."""
     with replaced(path, is_new=not replaces) as unfinished:
         unfinished.touch(mode=0o600)
-        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        unfinished.write_bytes(json.dumps(first).encode() + b"\n" + line)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from environments.data.trajectory_json import Json, plain_json, trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import Json, plain_json, trajectory_from_json, trajectory_line
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
@@ -37,7 +37,7 @@ class TrajectoryFile:
         self.finished: dict[int, Trajectory] = {}
         """Results that need not be played again, by the task's position."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a+", encoding="utf-8")
+        self._file = self.path.open("a+b")
         try:
             self._lock()
             self._drop_cut_line()
@@ -48,7 +48,7 @@ class TrajectoryFile:
 
     def append(self, index: int, trajectory: Trajectory) -> None:
         """Write the result of task ``index``; a value that JSON does not know becomes its text."""
-        self._write({"index": index, **trajectory_to_json(trajectory)})
+        self._write(trajectory_line(trajectory, {"index": index}))
 
     def close(self) -> None:
         """Close the file, and release its lock."""
@@ -78,7 +78,7 @@ class TrajectoryFile:
         lines = _lines(self.path)
         found = next(lines, None)
         if found is None:
-            self._write({"evaluation": evaluation})
+            self._write(json.dumps({"evaluation": evaluation}).encode() + b"\n")
             return
         _compare(self.path, found.get("evaluation"), evaluation)
         for line in lines:
@@ -88,8 +88,8 @@ class TrajectoryFile:
             if trajectory.termination_reason is None or not trajectory.termination_reason.is_infrastructure:
                 self.finished[index] = trajectory
 
-    def _write(self, line: Json) -> None:
-        self._file.write(json.dumps(line) + "\n")
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
         self._file.flush()
 
 

@@ -69,7 +69,7 @@ def _standard_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             f"rollout/judged_by_{judge.name.lower()}": judges[judge] / max(1, len(trajectories))
             for judge in JudgedBy
         },
-        **_spread("rollout/steps", [len(each.steps) for each in trajectories]),
+        **_spread("rollout/steps", [len(each.turns) for each in trajectories]),
         **_spread("rollout/prompt_tokens", [each[0].num_prompt_tokens for each in played]),
         **_spread("rollout/response_tokens", [_response_tokens(each) for each in played]),
         **_spread("rollout/seconds", [each.seconds for each in trajectories]),

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json, trajectory_line
 from environments.disk import FileDigest, replaced, sync
 from environments.errors import ConfigError, TroupeError
 from environments.types import JudgedBy, Trajectory
@@ -412,8 +412,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
-    with (folder / READY).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(trajectory_to_json(each)) + "\n" for each in ready)
+    with (folder / READY).open("wb") as file:
+        file.writelines(trajectory_line(each, {}) for each in ready)
 
 
 def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:

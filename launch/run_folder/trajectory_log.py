@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_line
 from environments.disk import replaced
 from environments.errors import TroupeError
 from environments.types import Completion, Trajectory, TrajectoryGroup
@@ -86,14 +86,13 @@ class TrajectoryLog:
         """Keep the trajectories of the evaluation after ``step`` updates."""
         self._write(EVALUATION, step, _lines(groups, EVALUATED, {}))
 
-    def _write(self, kind: str, step: int, lines: Iterable[Json]) -> None:
-        """Write a file line by line: as objects of Python all of its numbers take gigabytes."""
+    def _write(self, kind: str, step: int, lines: Iterable[bytes]) -> None:
         if self.num_kept == 0:
             return
         path = trajectory_path(self.directory, kind, step)
         path.parent.mkdir(exist_ok=True)
         with replaced(path) as unfinished, unfinished.open("wb") as file:
-            file.writelines(chain.from_iterable((_encoded(line), b"\n") for line in lines))
+            file.writelines(lines)
         for older in kept_steps(self.directory, kind)[: -self.num_kept]:
             trajectory_path(self.directory, kind, older).unlink(missing_ok=True)
 
@@ -132,15 +131,15 @@ def _lines(
     outcome: str,
     advantages: Mapping[str, Sequence[float]],
     not_imitated: Collection[str] = (),
-) -> Iterator[Json]:
+) -> Iterator[bytes]:
     for group in groups:
         for trajectory in group.rollouts:
             own = NOT_IMITATED if trajectory.rollout_id in not_imitated else outcome
-            yield {
+            before = {
                 "fate": BASELINE if trajectory is group.baseline else own,
                 "advantages": list(advantages.get(trajectory.rollout_id, ())),
-                **trajectory_to_json(trajectory),
             }
+            yield trajectory_line(trajectory, before, _encoded)
 
 
 def _encoded(value: Any) -> bytes:

@@ -21,7 +21,8 @@ from actors.serving.events import EVENTS, event
 from environments.data.trajectory_json import Json, plain_json
 from environments.errors import ConfigError, TroupeError
 from environments.prefix_tree import Repeats
-from environments.types import Completion, Trajectory, share
+from environments.steps import share
+from environments.types import Completion, Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts

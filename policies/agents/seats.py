@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from environments.errors import AgentError
-from environments.types import PLAYED_SEAT, Action, Message, Step, Trajectory
+from environments.steps import PLAYED_SEAT
+from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
 from policies.agents.game import GameAgent
 

@@ -155,14 +155,14 @@ def _check(
 def _sampled_tokens(
     group: TrajectoryGroup, trajectory: Trajectory, seat: str, samples: Sequence[TrainingSample]
 ) -> SampledTokens:
-    steps = trajectory.steps
+    steps = trajectory.turns
     earned = {turn: each for turn, each in turn_rewards(trajectory).items() if steps[turn].seat == seat}
     if not earned:
         reward = float(trajectory.seat_rewards[seat])
         return SampledTokens(trajectory, group, seat, (), np.array([-1]), np.array([reward]))
     if len(trajectory.seat_rewards) > 1:
         samples = [sample for sample in samples if steps[sample.turns[0]].seat == seat]
-    completions = [trajectory.steps[turn].completion for turn in earned]
+    completions = [trajectory.turns[turn].completion for turn in earned]
     counts = [each.num_completion_tokens for each in completions if each is not None]
     turns = np.repeat(list(earned), counts)
     rewards = np.zeros(len(turns))

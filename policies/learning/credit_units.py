@@ -201,13 +201,13 @@ class _Branches:
         """Add a piece from turn ``start`` on, and what follows it; return what it is worth, as ``_fork``."""
         stop = start
         while len({self._sampled_by(each.trajectory, stop) for each in members}) == 1 and any(
-            stop < len(each.trajectory.steps) for each in members
+            stop < len(each.trajectory.turns) for each in members
         ):
             stop += 1
         tokens = next((each for each in members if each.samples), members[0])
         first, end = np.searchsorted(tokens.turns, (start, stop)).tolist()
         place = len(self._units)
-        if stop < max(len(each.trajectory.steps) for each in members):
+        if stop < max(len(each.trajectory.turns) for each in members):
             last = self._sampled_by(members[0].trajectory, stop - 1)
             name_after = f"{tokens.comparison_id} turn {stop} of {last}"
             value, later = self._fork(members, stop, name_after, weight).tolist()
@@ -225,8 +225,8 @@ class _Branches:
 
     def _sampled_by(self, trajectory: Trajectory, turn: int) -> str:
         """The member that ``turn`` was sampled for; after the end the one of the last turn, with a mark."""
-        if turn >= len(trajectory.steps) > 0:
-            return f"end of {self._sampled_by(trajectory, len(trajectory.steps) - 1)}"
+        if turn >= len(trajectory.turns) > 0:
+            return f"end of {self._sampled_by(trajectory, len(trajectory.turns) - 1)}"
         while turn < trajectory.num_shared_turns:
             if trajectory.forked_from not in self._by_name:
                 return trajectory.forked_from

@@ -167,7 +167,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
         return []
     runs: list[list[tuple[int, Completion]]] = []
     last: Completion | None = None
-    for turn, step in enumerate(trajectory.steps):
+    for turn, step in enumerate(trajectory.turns):
         completion = step.completion
         if completion is None or step.is_unseen:
             continue
@@ -182,7 +182,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
         extended = (
             run
             for run in reversed(runs)
-            if trajectory.steps[run[-1][0]].seat == step.seat and completion.extends(run[-1][1])
+            if trajectory.turns[run[-1][0]].seat == step.seat and completion.extends(run[-1][1])
         )
         if (run := next(extended, None)) is not None:
             run.append((turn, completion))
@@ -199,7 +199,7 @@ def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]
         LearnerError: as ``training_samples`` does; or two policies have played one seat, whose rewards are
             those of both.
     """
-    turns = {(step.seat, step.completion.policy) for step in trajectory.steps if step.completion is not None}
+    turns = {(step.seat, step.completion.policy) for step in trajectory.turns if step.completion is not None}
     if len(turns) > len({seat for seat, _ in turns}):
         raise LearnerError(
             f"Rollout {trajectory.rollout_id!r} has a seat that several of the policies "
@@ -208,7 +208,7 @@ def samples_by_policy(trajectory: Trajectory) -> dict[str, list[TrainingSample]]
         )
     samples: dict[str, list[TrainingSample]] = {}
     for sample in training_samples(trajectory):
-        completion = trajectory.steps[stored(sample, "turns")[0]].completion
+        completion = trajectory.turns[stored(sample, "turns")[0]].completion
         assert completion is not None  # its first token was sampled in this step
         samples.setdefault(completion.policy, []).append(sample)
     return samples
@@ -227,7 +227,7 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
     rewards: dict[int, float] = {}
     last: dict[str, int] = {}
     early: defaultdict[str, float] = defaultdict(float)
-    for turn, step in enumerate(trajectory.steps):
+    for turn, step in enumerate(trajectory.turns):
         if not math.isfinite(step.reward):
             raise LearnerError(
                 f"Rollout {trajectory.rollout_id!r} has the reward {step.reward} at step {turn}: its "
@@ -292,7 +292,7 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
             if algorithm.credit == "broadcast":
                 compared[seat, ""].append(reward)
             if algorithm.credit == "per_step" or algorithm.turn_weight:
-                own = {turn: each for turn, each in rewards.items() if trajectory.steps[turn].seat == seat}
+                own = {turn: each for turn, each in rewards.items() if trajectory.turns[turn].seat == seat}
                 returns = returns_to_go(list(own.values()), algorithm.gamma)
                 for turn, value in zip(own, returns, strict=True):
                     compared[seat, turn_place(trajectory, turn, algorithm)].append(value)
@@ -306,7 +306,7 @@ def is_judged(trajectory: Trajectory) -> bool:
     reason = trajectory.termination_reason
     if reason is TerminationReason.JUDGED_LATER:
         return False
-    if reason is TerminationReason.TIMEOUT and not trajectory.steps:
+    if reason is TerminationReason.TIMEOUT and not trajectory.turns:
         return False
     return reason is None or not reason.is_infrastructure
 

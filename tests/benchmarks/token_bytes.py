@@ -58,7 +58,10 @@ class Update:
 
     def __init__(self, num_rollouts: int, num_turns: int, num_tokens: int) -> None:
         trajectory = play(KINDS[0], num_turns, num_tokens // 2, num_tokens - num_tokens // 2)
-        self._arriving, self._num_rollouts = cloudpickle.dumps(trajectory), num_rollouts
+        self._arriving, self._num_rollouts = [], num_rollouts
+        for reward in (0.0, 1.0):
+            trajectory.steps[-1].reward = trajectory.reward = reward
+            self._arriving.append(cloudpickle.dumps(trajectory))
         self.seconds: dict[str, float] = {}
 
     def make(self) -> None:
@@ -88,12 +91,12 @@ class Update:
 
     def _place_arrived(self, selection: Selection, config: TrainConfig, algorithm: Algorithm) -> None:
         for group in range(self._num_rollouts // GROUP_SIZE):
-            members = tuple(pickle.loads(self._arriving) for _ in range(GROUP_SIZE))
+            members = tuple(pickle.loads(self._arriving[number % 2]) for number in range(GROUP_SIZE))
             for number, each in enumerate(members):
                 each.rollout_id = f"{group:08d}/{number:04d}"
                 # No two rollouts begin alike: else the ranks would get the ids of one.
-                each.completions[0].tokens.tree._parts[0][0] = GROUP_SIZE * group + number
-                each.steps[-1].reward = each.reward = float(number % 2)
+                low_and_high = each.columns._arrays[0]
+                low_and_high[0], low_and_high[len(low_and_high) // 2] = number, group
             taken = TrajectoryGroup(group_id=f"{group:08d}", task=members[0].task, trajectories=members)
             place(selection, taken, 0, config, algorithm)
 

@@ -20,7 +20,8 @@ from environments.rewards.base import GroupReward, RewardOutput
 from environments.rewards.group_judge import GroupJudge, comparison_messages
 from environments.rewards.judge import Judge
 from environments.rewards.judge_ledger import JudgeLedger, Spent
-from environments.types import PLAYED_SEAT, Step, TerminationReason, Trajectory, TrajectoryGroup
+from environments.steps import PLAYED_SEAT
+from environments.types import Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.structure import structure_of
 

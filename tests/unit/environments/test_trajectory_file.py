@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from played_trajectories import written
 
 from environments.data.trajectory_file import TrajectoryFile, read_trajectories
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json
 from environments.errors import ConfigError, DatasetError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 
@@ -58,7 +59,7 @@ def test_trajectories_are_read_in_order_and_the_last_one_counts(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["reward", "rollout_id", "steps", "task", "termination_reason"])
 def test_trajectory_without_a_field_is_refused(name: str) -> None:
-    values = trajectory_to_json(trajectory(0))
+    values = written(trajectory(0))
     del values[name]
     with pytest.raises(KeyError, match=name):
         trajectory_from_json(values)
@@ -205,8 +206,8 @@ def test_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> No
     with open_file(tmp_path / "results") as file:
         file.append(0, trajectory(0))
     text = (tmp_path / "results").read_text()
-    assert ', "metrics": {"called": 1.0}' in text
-    (tmp_path / "results").write_text(text.replace(', "metrics": {"called": 1.0}', ""))
+    assert ',"metrics":{"called":1.0}' in text
+    (tmp_path / "results").write_text(text.replace(',"metrics":{"called":1.0}', ""))
     assert read_trajectories(tmp_path / "results")[0].metrics == {}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_world import Policy, Shape, World
+from played_trajectories import written
 from resumed_episodes import ReplayedEnv, RestartedEnv
 
 from environments import Dataset
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch.reporting.metrics import token_metrics
@@ -90,10 +91,10 @@ def test_digest_of_the_tasks_tells_forks_apart() -> None:
 
 def test_stored_trajectory_still_knows_its_fork() -> None:
     for one in drawn_group().trajectories:
-        read = trajectory_from_json(trajectory_to_json(one))
+        read = trajectory_from_json(written(one))
         assert (read.forked_from, read.num_shared_turns) == (one.forked_from, one.num_shared_turns)
         assert read.num_sampled_tokens == one.num_sampled_tokens
-    old = trajectory_to_json(one)
+    old = written(one)
     del old["forked_from"], old["num_shared_turns"]
     assert trajectory_from_json(old).num_shared_turns == 0
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from played_trajectories import written
 
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import (
@@ -121,10 +122,8 @@ def test_messages_equal_in_python_keep_their_types_and_order() -> None:
         [{"role": "user", "content": True, "name": "a"}, {"role": "user", "image": array}],
         [{"name": "a", "role": "user", "content": True}, {"role": "user", "image": array}, {"role": "tool"}],
     ]
-    written = json.dumps(
-        trajectory_to_json(Trajectory(steps=[Step(chat_completions=each) for each in turns]))
-    )
-    read = [step.chat_completions for step in trajectory_from_json(json.loads(written)).steps]
+    line = json.dumps(written(Trajectory(steps=[Step(chat_completions=each) for each in turns])))
+    read = [step.chat_completions for step in trajectory_from_json(json.loads(line)).steps]
     assert json.dumps(read) == json.dumps(turns, default=str)
 
 
@@ -134,7 +133,7 @@ def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
         for prompt in [(1, 2, 3), (1, 2, 3, 7, 8, 4), (1, 2, 3, 7), (1, 2, 9), (), (1, 2, 9, 7, 8), (5,)]
     ]
     steps.insert(4, Step())
-    values = trajectory_to_json(Trajectory(steps=steps))
+    values = written(Trajectory(steps=steps))
     tokens = values["steps"]["completion"]["tokens"]
     assert (tokens["parents"], tokens["starts"]) == ([-1, 0, 0, -1, -1], [0, 4, 2, 0, 0])
     assert trajectory_from_json(values) == Trajectory(steps=steps)
@@ -147,7 +146,7 @@ def test_any_text_and_number_is_read_as_it_was(tmp_path: Path, text: str) -> Non
     failed = replace(trajectory, error="half of a character: \udc80")
     TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, trajectory, failed)])
     assert [each.trajectory for each in read_kept(tmp_path, EVALUATION, 0)] == [trajectory, failed]
-    old = json.dumps({"fate": "trained", "advantages": []} | trajectory_to_json(trajectory))
+    old = json.dumps({"fate": "trained", "advantages": []} | written(trajectory))
     (tmp_path / FOLDER / "step_000001.jsonl").write_text(old + "\n")
     found = find_task(tmp_path, {"question": text})
     assert [(each["kind"], each["row"]) for each in found] == [("eval", 0), ("eval", 1), ("step", 0)]

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from played_trajectories import written
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.base import TaskEnvironment
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json
 from environments.errors import AgentError, LearnerError
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from policies import GameAgent, SeatsAgent
@@ -207,7 +208,7 @@ def test_turn_names_the_policy_of_its_seat() -> None:
     assert (agent.policies, SeatsAgent().policies) == (("one", "two"), ("",))
     played = play(WON_BY_A, agent=agent)
     assert [step.completion and step.completion.policy for step in played.steps] == ["one", "two"] * 2
-    for each in (played, trajectory_from_json(trajectory_to_json(played))):
+    for each in (played, trajectory_from_json(written(played))):
         turns = {name: {*rows[0].turns} - {-1} for name, rows in samples_by_policy(each).items()}
         assert turns == {"one": {0, 2}, "two": {1, 3}}
     assert list(samples_by_policy(play(WON_BY_A))) == [""]
@@ -288,7 +289,7 @@ def test_resumed_game_ends_as_it_would_have() -> None:
 
 def test_seats_come_back_from_a_file() -> None:
     played = play(WON_BY_A)
-    read = trajectory_from_json(trajectory_to_json(played))
+    read = trajectory_from_json(written(played))
     assert read.seat_rewards == played.seat_rewards
     pairs = zip(training_samples(read), training_samples(played), strict=True)
     assert all(one == other and np.array_equal(one.rewards, other.rewards) for one, other in pairs)

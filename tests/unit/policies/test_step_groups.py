@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from played_trajectories import written
 
-from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.data.trajectory_json import trajectory_from_json
 from environments.errors import ConfigError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.learning.algorithm import Algorithm
@@ -208,7 +209,7 @@ def test_trajectories_that_were_stored_are_compared_as_before() -> None:
     pair = group(
         [Turn((0, 1), 1.0), Turn({"b": 1, "a": object})], [Turn((0, 1)), Turn({"b": 1, "a": object})]
     )
-    lines = [json.dumps(trajectory_to_json(each)) for each in pair.trajectories]
+    lines = [json.dumps(written(each)) for each in pair.trajectories]
     read = replace(pair, trajectories=tuple(trajectory_from_json(json.loads(line)) for line in lines))
     assert_equal(credit(gigpo(), read), credit(gigpo(), pair))
 

@@ -1,0 +1,248 @@
+"""The turns of a trajectory in columns: the form in which they travel, and in which they are written.
+
+A later turn repeats the conversation before it, and an answer stands in several fields of its turn. Both are
+there once. What is made of each turn is made where it was played: whoever passes the columns on, or writes
+them down, copies bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from itertools import accumulate, pairwise, starmap
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from environments.columns import narrow, packed, stored_in_each, unpacked, widened
+from environments.messages import TEXT, Conversation, Json, MessageTable, is_plain, plain_json
+from environments.prefix_tree import PrefixTree, Span
+from environments.steps import Completion, Step, share
+
+
+@cache
+def names_of(kind: type[Any]) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in fields(kind))
+
+
+_JOINED = ("logprobs", "token_versions")
+_ARRAYS = ("tokens", *_JOINED)
+"""Columns of completions whose numbers are in ``Turns._arrays``."""
+_OWN_FORM = {"chat_completions", "completion", "prompt_ids", "completion_ids", *_JOINED}
+"""Fields of a turn and its completion that are no plain columns."""
+_TEXTS = {"thought", "action", "observation", "model_response", "text"}
+"""Fields that mostly hold what a message holds."""
+_ATTRIBUTES = {*names_of(Step), "_conversation"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class Turn(NamedTuple):
+    """A step as far as its tokens are learned from."""
+
+    reward: float
+    completion: Completion | None
+    seat: str
+    is_unseen: bool
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Steps in columns: in JSON, but for the many numbers of completions, which are arrays.
+
+    ``messages`` holds each message once, and ``conversations`` are sequences of their numbers; so are the
+    ``tokens`` of ``completion``. In a column of texts the number of a message stands for its content, and
+    another value in a list of its own.
+    """
+
+    _columns: bytes
+    _arrays: tuple[array[Any], ...]
+    is_exact: bool = True
+    """Equality of what ``steps`` makes with what they were made of. Without it a value that JSON does not
+    know has become its text, or a step was of a class of its own."""
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Turns:
+        """The columns of ``steps``, of which nothing is changed."""
+        steps = share(steps)
+        conversations = [each for step in steps if (each := step.conversation) is not None]
+        assert len(conversations) == len(steps)  # since the steps are shared
+        completions = [step.completion for step in steps if step.completion is not None]
+        described, numbers = _described([each.span for each in conversations])
+        own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
+        messages = conversations[0].table.read(own) if conversations else []
+        plain = plain_json(messages)
+        contents = {
+            text: number
+            for number, message in enumerate(plain)
+            if type(message) is dict and type(text := message.get("content")) is str
+        }
+        names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in names_of(kind))
+        of_steps, sampled = _read(steps, names), _read(completions, names_of(Completion))
+        answers = stored_in_each(completions, "completion_ids")
+        tokens, ids = _described(answers)
+        joined = {name: stored_in_each(completions, name) for name in _JOINED}
+        columns = {
+            **_written(of_steps, contents),  # first: a subclass of ``Step`` may have a field of such a name
+            "messages": plain,
+            "conversations": described | {"numbers": [*map(own.get, numbers)]},
+            "completion": {
+                "turns": [turn for turn, step in enumerate(steps) if step.completion is not None],
+                "tokens": tokens,
+                "prompt_sizes": [each.start for each in answers],
+                **{name: [*map(len, arrays)] for name, arrays in joined.items()},
+                **_written(sampled, contents),
+            },
+        }
+        arrays = narrow(ids), *map(_joined, joined.values())
+        of_class = (type(step) is Step and vars(step).keys() <= _ATTRIBUTES for step in steps)
+        values = [messages, *map(list, of_steps.values()), *map(_lists, sampled.values())]
+        return cls(encoded(columns), arrays, all(of_class) and is_plain(values))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Turns, (self._columns, self._arrays)  # others do not travel
+
+    def json(self) -> bytes:
+        """The turns as they are written, which ``steps_of`` reads."""
+        arrays = (
+            b'"%s":"%s"' % (name.encode(), packed(each))
+            for name, each in zip(_ARRAYS, self._arrays, strict=True)
+        )
+        return b'%s,"arrays":{%s}}' % (self._columns[:-1], b",".join(arrays))
+
+    @cached_property
+    def rows(self) -> list[Turn]:
+        """The turns one by one."""
+        columns = json.loads(self._columns)
+        completions = _completions(columns, self._arrays)
+        steps = [Step(info=info) for info in columns["info"]]
+        rewards = zip(columns["reward"], steps, strict=True)
+        return [
+            Turn(reward, completions.get(turn), step.seat, step.is_unseen)
+            for turn, (reward, step) in enumerate(rewards)
+        ]
+
+    def steps(self) -> list[Step]:
+        """Make the steps, with the completions of ``rows``."""
+        return _steps(json.loads(self._columns), [turn.completion for turn in self.rows])
+
+
+def steps_of(columns: Json) -> list[Step]:
+    """The steps that ``Turns.json`` has written, or an earlier version of it.
+
+    Raises:
+        LookupError, TypeError or ValueError: ``columns`` are of something else.
+    """
+    completion = columns["completion"]
+    if "numbers" in completion["tokens"]:
+        columns["arrays"] = {"tokens": completion["tokens"]["numbers"]}
+        for name in _JOINED:
+            completion[name], columns["arrays"][name] = completion[name]["sizes"], completion[name]["values"]
+    completions = _completions(columns, [unpacked(columns["arrays"][name]) for name in _ARRAYS])
+    return _steps(columns, [*map(completions.get, range(len(columns["info"])))])
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
+def _read(rows: Sequence[Step | Completion], names: Iterable[str]) -> dict[str, Sequence[Any]]:
+    plain = [name for name in names if name not in _OWN_FORM]
+    try:
+        read = [*map(attrgetter(*plain), rows)]
+    except AttributeError:  # steps of several classes
+        read = [tuple(getattr(row, name, None) for name in plain) for row in rows]
+    return dict(zip(plain, [*zip(*read, strict=True)] or [()] * len(plain), strict=True))
+
+
+def _lists(values: Sequence[Any]) -> list[Any]:
+    """``values``, of which those that are tuples will be read as such."""
+    return [list(each) if type(each) is tuple else each for each in values]
+
+
+def _written(columns: Mapping[str, Sequence[Any]], contents: Mapping[str, int]) -> Json:
+    return {
+        name: _texts(column, contents) if name in _TEXTS else plain_json(column)
+        for name, column in columns.items()
+    }
+
+
+def _texts(values: Sequence[Any], contents: Mapping[str, int]) -> list[Any]:
+    """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
+    if TEXT.issuperset(map(type, values)):
+        return [*map(contents.get, values, zip(values, strict=True))]
+    return [contents.get(each, [each]) if type(each) is str else [plain_json(each)] for each in values]
+
+
+def _described(spans: Sequence[Span]) -> tuple[Json, array[int]]:
+    """Return what describes a tree of these sequences alone, and its numbers."""
+    parents, starts, parts, nodes = (spans[0].tree if spans else PrefixTree()).rows(spans)
+    tree = {"parents": parents, "starts": starts, "sizes": [*map(len, parts)]}
+    return tree | {"nodes": nodes, "stops": [each.stop for each in spans]}, array("i", b"".join(parts))
+
+
+def _joined(arrays: Sequence[array[Any]]) -> array[Any]:
+    if len({each.typecode for each in arrays}) > 1:
+        arrays = [array("d", each) for each in arrays]
+    return array(arrays[0].typecode if arrays else "f", b"".join(arrays))
+
+
+def encoded(value: Any) -> bytes:
+    """JSON in UTF-8."""
+    try:
+        return _ENCODER.encode(value).encode()
+    except UnicodeEncodeError:  # half a character, which UTF-8 has not
+        return json.dumps(value).encode()
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def _steps(columns: Json, completions: Sequence[Completion | None]) -> list[Step]:
+    described, table = columns["conversations"], MessageTable()
+    tree = _tree(described, array("i", described["numbers"]))
+    table.__setstate__((columns["messages"], tree))
+    rows = _rows(columns, names_of(Step), columns["messages"])
+    return [
+        Step(**values).storing(Conversation(table, span), completion)
+        for values, span, completion in zip(rows, _spans(tree, described), completions, strict=True)
+    ]
+
+
+def _completions(columns: Json, arrays: Sequence[array[Any]]) -> dict[int, Completion]:
+    """The completions by their turn."""
+    own, (ids, *joined) = columns["completion"], arrays
+    if ids.typecode == "B":
+        ids = widened(ids, sum(own["tokens"]["sizes"]))
+    spans = _spans(_tree(own["tokens"], ids), own["tokens"])
+    parts = map(_parts, joined, map(own.get, _JOINED))
+    values = _rows(own, names_of(Completion), columns["messages"])
+    rows = zip(spans, own["prompt_sizes"], *parts, values, strict=True)
+    return dict(zip(own["turns"], starmap(Completion.of, rows), strict=True))
+
+
+def _rows(columns: Json, names: Iterable[str], messages: Sequence[Any]) -> Iterator[Json]:
+    """The rows of the plain columns of these names."""
+    plain = [name for name in names if name not in _OWN_FORM]
+    read = [
+        [messages[each]["content"] if type(each) is int else each[0] for each in columns[name]]
+        if name in _TEXTS
+        else columns[name]
+        for name in plain
+    ]
+    return (dict(zip(plain, row, strict=True)) for row in zip(*read, strict=True))
+
+
+def _tree(described: Json, numbers: array[int]) -> PrefixTree:
+    return PrefixTree.of(described["parents"], described["starts"], _parts(numbers, described["sizes"]))
+
+
+def _spans(tree: PrefixTree, described: Json) -> list[Span]:
+    return [tree.span(*end) for end in zip(described["nodes"], described["stops"], strict=True)]
+
+
+def _parts(values: array[Any], sizes: Sequence[int]) -> list[array[Any]]:
+    if sum(sizes) != len(values):
+        raise ValueError(f"{len(values)} numbers for parts of {sum(sizes)}")
+    return [values[start:stop] for start, stop in pairwise(accumulate(sizes, initial=0))]
