@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -122,13 +122,8 @@ def plain_json(value: Any) -> Any:
 
     It may share parts with ``value``.
     """
-    kind = type(value)
-    if kind in PLAIN_TYPES:
+    if is_plain(value):
         return value
-    if kind is dict and PLAIN_TYPES.issuperset(map(type, value.values())):
-        return value.copy() if TEXT.issuperset(map(type, value)) else {str(key): value[key] for key in value}
-    if kind in (list, tuple):
-        return _plain_list(value)
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
@@ -136,12 +131,3 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
     return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _plain_list(values: Sequence[Any]) -> list[Any]:
-    kinds = {*map(type, values)}
-    if kinds == {tuple} and PLAIN_TYPES.issuperset(map(type, chain(*values))):
-        return [*map(list, values)]
-    if kinds == {dict} and TEXT.issuperset(map(type, chain(*values))):  # most messages
-        kinds = {*map(type, chain.from_iterable(map(dict.values, values)))}
-    return list(values) if kinds <= PLAIN_TYPES else [*map(plain_json, values)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 
 from environments.columns import unpacked
@@ -19,11 +19,7 @@ _PACKED_FIELDS = {"prompt_ids", "completion_ids", "logprobs", "token_versions"}
 """Fields of a completion that are ``packed``; files of the earliest versions have lists there."""
 
 
-def trajectory_line(
-    trajectory: Trajectory,
-    before: Json,
-    encoded: Callable[[Json], bytes] = encoded,
-) -> bytes:
+def trajectory_line(trajectory: Trajectory, before: Json) -> bytes:
     """A line of ``before`` and the trajectory, whose turns are as ``Turns`` has them.
 
     What was sampled, judged and is learned from comes back as it was. In the task, and in what agent and
