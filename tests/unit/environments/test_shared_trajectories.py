@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from dataclasses import FrozenInstanceError, asdict, make_dataclass, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, make_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from played_trajectories import KINDS, measure, num_unique_tokens, play, written
 from environments.columns import floats, packed, unpacked
 from environments.data.trajectory_json import plain_json, trajectory_from_json
 from environments.steps import share
-from environments.types import Completion, Step, Trajectory
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.learning.samples import training_samples
 
 VALUES: dict[str, Any] = {
     "prompt_ids": (1, 2, 3),
@@ -138,6 +140,7 @@ def test_any_turns_come_back_as_they_were(steps: list[Step]) -> None:
     line = json.dumps(written(Trajectory(steps=steps)))
     read = trajectory_from_json(json.loads(line))
     assert repr(asdict(read)) == repr(asdict(Trajectory(steps=steps)))
+    assert repr(asdict(hop(hop(Trajectory(steps=steps))))) == repr(asdict(read))
     assert json.dumps(written(hop(read))) == line
 
 
@@ -171,6 +174,33 @@ def test_line_of_an_earlier_version_that_repeats_turns_is_read() -> None:
     assert {(each.completion_ids, each.logprobs) for each in read.completions} == {((7, 8), (-0.5, -1 / 3))}
     messages = [step.chat_completions for step in read.steps]
     assert messages == [[ask], [ask, answer], [answer], [ask, answer, ask]]
+
+
+OLD_LINE = """{"thought": [[""], [""]], "action": [1, [null]], "observation": [[null], [null]],
+"model_response": [[""], [""]], "info": [{}, {"a": 1}], "reward": [0.0, 1.0], "done":
+[false, false], "mc_return": [0.0, 0.0], "messages": [{"role": "user", "content":
+"ask"}, {"role": "assistant", "content": "answer"}], "conversations": {"parents": [-1],
+"starts": [0], "sizes": [2], "nodes": [0, 0], "stops": [1, 2], "numbers": [0, 1]},
+"completion": {"turns": [0, 1], "tokens": {"parents": [-1], "starts": [0], "sizes": [5],
+"nodes": [0, 0], "stops": [3, 5], "numbers": "i:AQAAAAIAAAAHAAAABAAAAAgAAAA="},
+"prompt_sizes": [2, 4], "logprobs": {"sizes": [1, 1], "values":
+"d:AAAAAAAA4L9VVVVVVVXVvw=="}, "token_versions": {"sizes": [2, 0], "values":
+"q:AwAAAAAAAAABAAAAAAAAAA=="}, "text": [1, ["other"]], "finish_reason": ["stop",
+"stop"], "policy": ["", ""], "policy_version": [0, 0], "tool_calls": [[], []],
+"retokenized": [false, false], "usage": [null, null]}}"""
+
+
+def test_line_whose_columns_hold_their_numbers_is_read() -> None:
+    ask, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
+    one = {"prompt_ids": (1, 2), "completion_ids": (7,), "logprobs": (-0.5,), "token_versions": (3,)}
+    two = {"prompt_ids": (1, 2, 7, 4), "completion_ids": (8,), "logprobs": (-1 / 3,)}
+    first, second = (
+        Completion(text=text, finish_reason="stop", **ids) for text, ids in (("answer", one), ("other", two))
+    )
+    steps = [Step([ask], action="answer", completion=first)]
+    steps.append(Step([ask, answer], info={"a": 1}, reward=1.0, completion=second))
+    read = trajectory_from_json(vars(Trajectory()) | {"steps": json.loads(OLD_LINE)})
+    assert read == Trajectory(steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -209,3 +239,61 @@ def test_list_of_messages_is_the_agents_own_until_a_hop() -> None:
     assert [each["content"] for each in hop(first).steps[0].chat_completions] == ["a", "c"]
     with pytest.raises(AttributeError, match="'Step' object has no attribute 'other'"):
         _ = step.other  # type: ignore[attr-defined]
+
+
+def test_steps_are_made_when_they_are_read() -> None:
+    trajectory = play(KINDS[0], 3)
+    trajectory.steps[1].info["unseen"] = True
+    arrived = hop(hop(trajectory))
+    assert (arrived.num_sampled_tokens, arrived.seat_rewards) == (300, {"": 0.0})
+    assert training_samples(arrived) == training_samples(trajectory)
+    assert written(arrived) == written(trajectory) and "steps" not in vars(arrived)
+    assert arrived.turns[2].completion is arrived.steps[2].completion and arrived.turns is arrived.steps
+
+
+def test_change_of_a_step_is_in_all_that_follows() -> None:
+    arrived = hop(play(KINDS[0], 3))
+    turns, step = arrived.turns, arrived.steps[1]
+    step.reward, step.observation, step.info["mark"] = 2.0, "other", [1]
+    step.chat_completions.append({"role": "user", "content": "more"})
+    arrived.steps.append(Step(reward=0.5))
+    assert turns[1].reward == 0.0 and [turn.reward for turn in arrived.turns] == [0.0, 2.0, 0.0, 0.5]
+    assert sum(training_samples(arrived)[0].rewards) == 2.5
+    for later in (hop(arrived), hop(hop(arrived)), trajectory_from_json(written(arrived))):
+        assert later == arrived and later.steps[1].info == {"mark": [1]}
+    assert written(hop(arrived)) == written(arrived)
+    assert written(hop(arrived))["steps"]["reward"] == [0.0, 2.0, 0.0, 0.5]
+
+
+@dataclass
+class OwnStep(Step):
+    """A step of a user's agent."""
+
+    own: Any = None
+
+
+def _marked(step: Step) -> Step:
+    step.mark = 1  # type: ignore[attr-defined]
+    return step
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(action=(1, 2)),
+        Step(info={1: "a"}),
+        Step(reward=np.float32(0.5)),  # type: ignore[arg-type]
+        Step(observation={"deep": [TerminationReason.ENV_DONE]}),
+        Step([{"role": "user", "content": ({"type": "text"},)}]),
+        Step(completion=Completion(**VALUES, tool_calls=({"arguments": (1,)},))),
+        OwnStep(own={1}),
+        _marked(Step()),
+    ],
+)
+def test_what_json_would_change_travels_as_it_is(step: Step) -> None:
+    trajectory = Trajectory(steps=[Step(action="plain"), step])
+    arrived = hop(hop(trajectory))
+    assert repr(arrived) == repr(trajectory) and type(arrived.steps[1]) is type(step)
+    assert vars(arrived.steps[1]).get("mark") == vars(step).get("mark")
+    assert arrived.steps[1].chat_completions == step.chat_completions
+    assert written(arrived) == written(trajectory)
