@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from environments.columns import narrow, packed, stored_in_each, unpacked, widened
-from environments.messages import TEXT, Conversation, Json, MessageTable, is_plain, plain_json
+from environments.messages import Conversation, Json, MessageTable, is_plain, plain_json
 from environments.prefix_tree import PrefixTree, Span
 from environments.steps import Completion, Step, share
 
@@ -170,8 +170,6 @@ def _written(columns: Mapping[str, Sequence[Any]], contents: Mapping[str, int]) 
 
 def _texts(values: Sequence[Any], contents: Mapping[str, int]) -> list[Any]:
     """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
-    if TEXT.issuperset(map(type, values)):
-        return [*map(contents.get, values, zip(values, strict=True))]
     return [contents.get(each, [each]) if type(each) is str else [plain_json(each)] for each in values]
 
 
