@@ -74,7 +74,7 @@ def widened(planes: array[int], count: int) -> array[int]:
     raw = bytearray(4 * count)
     for place in range(-(-len(planes) // max(1, count))):
         raw[place::4] = planes[place * count : (place + 1) * count]
-    return array("i", bytes(raw))
+    return array("i", raw)
 
 
 class _Column(Generic[Number]):

@@ -243,4 +243,6 @@ def _spans(tree: PrefixTree, described: Json) -> list[Span]:
 def _parts(values: array[Any], sizes: Sequence[int]) -> list[array[Any]]:
     if sum(sizes) != len(values):
         raise ValueError(f"{len(values)} numbers for parts of {sum(sizes)}")
+    if len(sizes) == 1:
+        return [values]
     return [values[start:stop] for start, stop in pairwise(accumulate(sizes, initial=0))]
