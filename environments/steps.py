@@ -53,11 +53,14 @@ class Completion:
         cls, tokens: Span, prompt_size: int, logprobs: Any, token_versions: Any, values: dict[str, Any]
     ) -> Completion:
         """The completion whose ids, arrays and other values are stored already."""
-        made = cls.__new__(cls)
-        vars(made).update(_logprobs=logprobs, _token_versions=token_versions)
-        tuples = {name: tuple(each) for name, each in values.items() if type(each) is list}
-        vars(made).update(values | tuples)
-        made._store(tokens, prompt_size)
+        made, (tree, node, _, stop) = cls.__new__(cls), tokens
+        vars(made).update(
+            values,
+            _prompt_ids=Span(tree, node, 0, prompt_size),
+            _completion_ids=Span(tree, node, prompt_size, stop),
+            _logprobs=logprobs,
+            _token_versions=token_versions,
+        )
         return made
 
     @property
@@ -131,8 +134,24 @@ PLAYED_SEAT = "played_seat"
 """Key of ``Step.info`` under which ``SeatsAgent`` names the seat that has moved."""
 
 
+class Played:
+    """A turn whose ``info`` names who has played it, and who has seen it."""
+
+    info: dict[str, Any]
+
+    @property
+    def is_unseen(self) -> bool:
+        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
+        return self.info.get("unseen") is True
+
+    @property
+    def seat(self) -> str:
+        """The seat that has moved, in a game of several that one policy plays; else empty."""
+        return str(self.info.get(PLAYED_SEAT, ""))
+
+
 @dataclass
-class Step:
+class Step(Played):
     """A turn. The agent fills the first group of fields, the engine the second."""
 
     chat_completions: list[Message] = field(default_factory=list)
@@ -150,16 +169,6 @@ class Step:
 
     _conversation: ClassVar[Conversation | None] = None
     """Set in a step itself where its messages are stored shared, in place of a list."""
-
-    @property
-    def is_unseen(self) -> bool:
-        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
-        return self.info.get("unseen") is True
-
-    @property
-    def seat(self) -> str:
-        """The seat that has moved, in a game of several that one policy plays; else empty."""
-        return str(self.info.get(PLAYED_SEAT, ""))
 
     def __getattr__(self, name: str) -> Any:
         """Make the list ``chat_completions`` where the step came with a trajectory that stores it shared.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import accumulate, pairwise, starmap
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from environments.columns import narrow, packed, stored_in_each, unpacked, widened
 from environments.messages import Conversation, Json, MessageTable, is_plain, plain_json
 from environments.prefix_tree import PrefixTree, Span
-from environments.steps import Completion, Step, share
+from environments.steps import Completion, Played, Step, share
 
 
 @cache
@@ -39,13 +39,13 @@ _ATTRIBUTES = {*names_of(Step), "_conversation"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-class Turn(NamedTuple):
+@dataclass(slots=True)
+class Turn(Played):
     """A step as far as its tokens are learned from."""
 
     reward: float
     completion: Completion | None
-    seat: str
-    is_unseen: bool
+    info: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,7 @@ class Turns:
     def rows(self) -> list[Turn]:
         """The turns one by one."""
         columns = json.loads(self._columns)
-        completions = _completions(columns, self._arrays)
-        steps = [Step(info=info) for info in columns["info"]]
-        rewards = zip(columns["reward"], steps, strict=True)
-        return [
-            Turn(reward, completions.get(turn), step.seat, step.is_unseen)
-            for turn, (reward, step) in enumerate(rewards)
-        ]
+        return [*map(Turn, columns["reward"], _completions(columns, self._arrays), columns["info"])]
 
     def steps(self) -> list[Step]:
         """Make the steps, with the completions of ``rows``."""
@@ -140,8 +134,7 @@ def steps_of(columns: Json) -> list[Step]:
         columns["arrays"] = {"tokens": completion["tokens"]["numbers"]}
         for name in _JOINED:
             completion[name], columns["arrays"][name] = completion[name]["sizes"], completion[name]["values"]
-    completions = _completions(columns, [unpacked(columns["arrays"][name]) for name in _ARRAYS])
-    return _steps(columns, [*map(completions.get, range(len(columns["info"])))])
+    return _steps(columns, _completions(columns, [unpacked(columns["arrays"][name]) for name in _ARRAYS]))
 
 
 # -- writing -------------------------------------------------------------------------------------------
@@ -208,16 +201,19 @@ def _steps(columns: Json, completions: Sequence[Completion | None]) -> list[Step
     ]
 
 
-def _completions(columns: Json, arrays: Sequence[array[Any]]) -> dict[int, Completion]:
-    """The completions by their turn."""
+def _completions(columns: Json, arrays: Sequence[array[Any]]) -> list[Completion | None]:
+    """The completion of each turn."""
     own, (ids, *joined) = columns["completion"], arrays
     if ids.typecode == "B":
         ids = widened(ids, sum(own["tokens"]["sizes"]))
     spans = _spans(_tree(own["tokens"], ids), own["tokens"])
     parts = map(_parts, joined, map(own.get, _JOINED))
+    for name in ("tool_calls", "usage"):
+        own[name] = [each if each is None else tuple(each) for each in own[name]]
     values = _rows(own, names_of(Completion), columns["messages"])
     rows = zip(spans, own["prompt_sizes"], *parts, values, strict=True)
-    return dict(zip(own["turns"], starmap(Completion.of, rows), strict=True))
+    completions = dict(zip(own["turns"], starmap(Completion.of, rows), strict=True))
+    return [*map(completions.get, range(len(columns["info"])))]
 
 
 def _rows(columns: Json, names: Iterable[str], messages: Sequence[Any]) -> Iterator[Json]:
