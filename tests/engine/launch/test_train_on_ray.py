@@ -81,7 +81,10 @@ def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def weights(directory: Path, step: int) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    return load_file(directory / "checkpoints" / f"step_{step:06d}" / "huggingface" / "model.safetensors")
+    folder = directory / "checkpoints" / f"step_{step:06d}" / "huggingface"
+    parts = [load_file(each) for each in sorted(folder.glob("*.safetensors"))]  # of each rank one
+    assert parts
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 @pytest.fixture(scope="module")
