@@ -26,6 +26,8 @@ PORTS = (
     "metrics-export-port",
 )
 """Other clusters of this machine may have the usual ones."""
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Variable with the seconds, else 30, that a head gives to what still runs on it when it is to end."""
 STARTS = 3
 
 
@@ -39,7 +41,7 @@ def head_node(num_cpus: int, dashboard: bool = False, **variables: str) -> Itera
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     ports = {name: _free_port() for name in PORTS}
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # tmp_path is too long for its sockets
-        environment = own | {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder} | variables
+        environment = own | {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder, DRAIN: "0"} | variables
         options = [f"--num-cpus={num_cpus}", f"--temp-dir={folder}/ray", f"--include-dashboard={dashboard}"]
         log = Path(folder) / "head.log"
         options += [f"--{name}={port}" for name, port in ports.items()]

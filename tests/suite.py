@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +76,8 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     crashed: bool = False
     """Whether a process of pytest has died, and with it the tests that it still had to play."""
+    idle_seconds: float = 0.0
+    """Time at the end in which one of the two processes had no test any more."""
     reason: str = ""
 
     @property
@@ -100,6 +103,9 @@ def _play(part: str, arguments: list[str], silence_seconds: float) -> Outcome:
         if not record.is_file():
             return Outcome(1, reason=f"it ended with status {process.returncode}, and without a summary")
         said = json.loads(record.read_text())
+    sys.stdout.write(
+        f"The {part} part had a process without tests for the last {said['idle_seconds']:.0f} s.\n"
+    )
     return Outcome(**said, reason=f"{len(said['failed'])} tests, pytest's status {said['status']}")
 
 
@@ -132,11 +138,15 @@ def _end_and_say_where(process: subprocess.Popen[bytes]) -> None:
 # -- the plugin: pytest runs it in its first process ------------------------------------------------------
 
 _failed: dict[str, None] = {}
+_newest: dict[str, float] = {}
+"""The time of the newest report of each process of pytest-xdist."""
 _crashed: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the test that has failed."""
+    """Keep the test that has failed, and the time."""
+    if node := getattr(report, "node", None):
+        _newest[node.gateway.id] = time.monotonic()
     if report.failed:
         _failed[report.nodeid] = None
 
@@ -150,7 +160,9 @@ def pytest_handlecrashitem(crashitem: str) -> None:
 def pytest_sessionfinish(exitstatus: int) -> None:
     """Write how the part has ended, but in the processes of pytest-xdist."""
     if WORKER not in os.environ:
+        idle_seconds = max(_newest.values(), default=0.0) - min(_newest.values(), default=0.0)
         outcome = {"status": int(exitstatus), "failed": list(_failed), "crashed": bool(_crashed)}
+        outcome["idle_seconds"] = idle_seconds
         Path(os.environ[RECORD]).write_text(json.dumps(outcome))
 
 

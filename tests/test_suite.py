@@ -41,6 +41,7 @@ def play(folder: Path, part: str, tests: str, *arguments: str) -> subprocess.Com
 def test_unsteady_test_is_played_again_and_named_in_last_lines(tmp_path):
     done = play(tmp_path, "engine", UNSTEADY.format(number=2))
     assert done.returncode == 0, done.stdout
+    assert "The engine part had a process without tests for the last 0 s." in done.stdout
     *_, title, first, second = done.stdout.splitlines()
     assert title.startswith("Unsteady:")
     assert [first.strip(), second.strip()] == [f"test_it.py::test_needs_a_second_try[{i}]" for i in (0, 1)]

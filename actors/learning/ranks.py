@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
 from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
+from policies.imports import large_imports
 from policies.learning.division import Columns, Division, Ids, RankShard
 from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -193,7 +194,8 @@ class LearnerWorker(RankWorker):
     """A rank of the policy."""
 
     def _load(self, **arguments: Any) -> PolicyCalls:
-        from actors.learning.publishing_learner import PublishingLearner
+        with large_imports():
+            from actors.learning.publishing_learner import PublishingLearner
 
         return PublishingLearner(**arguments)
 
@@ -202,7 +204,8 @@ class CriticWorker(RankWorker):
     """A rank of the critic."""
 
     def _load(self, **arguments: Any) -> CriticCalls:
-        from policies.learning.verl.critic import VerlCritic
+        with large_imports():
+            from policies.learning.verl.critic import VerlCritic
 
         return VerlCritic(**arguments)
 

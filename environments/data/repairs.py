@@ -36,7 +36,8 @@ _OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Div: ast.Mult,
 }
 """The operators that take the places of others."""
-_LIMITS = SandboxLimits(timeout_seconds=3, memory_bytes=256 << 20, output_bytes=256 << 10)
+_LIMITS = SandboxLimits(timeout_seconds=20, cpu_seconds=1, memory_bytes=256 << 20, output_bytes=256 << 10)
+"""A bug that makes a program endless costs a second, and a busy machine makes none endless."""
 _TASK = """\
 version = "1.0"
 

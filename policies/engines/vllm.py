@@ -32,6 +32,7 @@ from policies.engines.vllm_settings import (
     without_own,
 )
 from policies.engines.weights import WeightBucket, WholeTensors
+from policies.imports import large_imports
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig, adapter_config
 
@@ -295,7 +296,8 @@ class _Running:
 
 
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
-    from vllm import EngineArgs, LLMEngine
+    with large_imports():
+        from vllm import EngineArgs, LLMEngine
 
     arguments = engine_arguments(model_path, config) | adapter_args | without_own(config.options)
     try:

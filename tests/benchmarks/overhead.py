@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import statistics
 import time
@@ -25,7 +24,7 @@ import repository  # noqa: F401
 from report import Report
 from worlds import TalkEnvironment
 
-from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+from actors.ray_tools.connect import prepare_start
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
@@ -184,7 +183,7 @@ def added_seconds(trajectories: list[Trajectory]) -> tuple[list[float], list[flo
 
 def with_ray() -> None:
     """A Ray of this benchmark's own; never one that happens to run here."""
-    os.environ.update(RAYLET_ENVIRONMENT)
+    prepare_start()
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 

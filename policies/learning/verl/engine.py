@@ -7,6 +7,7 @@ log-probabilities of prompts are not needed. ``policies.learning.verl.config`` c
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,9 @@ def install() -> None:
         EngineRegistry._engines["value_model"]["fsdp2"][device] = ValueEngine
     transformer_impl.prepare_micro_batches = prepare_micro_batches
     transformer_impl.apply_monkey_patch = _no_patch
+    # One of verl's transports of weights, none of which is used here: it imports vLLM. To verl it is missing.
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
     token_trees.install()
 
 

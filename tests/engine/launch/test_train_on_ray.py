@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from followed_run import foreign_lines
 from learner_samples import num_rows
 
+from actors.learning.learners import Learners
 from environments.data.curriculum import RewardVariance
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError
@@ -25,6 +27,7 @@ from launch.chaos import COUNTED
 from launch.console import main
 from launch.health.members import members
 from launch.replay import Replay
+from launch.reporting.audit import audit, read_run
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder
@@ -37,7 +40,7 @@ from launch.training.recomputation import number_differences, started_learner
 from launch.training.trainer import run_training
 from launch.training.update_change import Change
 from launch.workload import Workload, load_workload
-from policies.learning.samples import training_samples
+from policies.learning.samples import LearnerUpdate, TrainBatch, training_samples
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
@@ -81,7 +84,10 @@ def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def weights(directory: Path, step: int) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    return load_file(directory / "checkpoints" / f"step_{step:06d}" / "huggingface" / "model.safetensors")
+    folder = directory / "checkpoints" / f"step_{step:06d}" / "huggingface"
+    parts = [load_file(each) for each in sorted(folder.glob("*.safetensors"))]  # of each rank one
+    assert parts
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 @pytest.fixture(scope="module")
@@ -119,21 +125,36 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_resumed_run_chooses_the_same_tasks_by_a_curriculum(ray_cluster: None, tmp_path: Path) -> None:
-    """Of four tasks, so that results have chosen most of the groups."""
+def test_resumed_ranks_learn_the_same_from_forks_of_a_curriculum(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks; four tasks, so that results have chosen most of the groups; half of each group forks."""
     import torch
 
+    num_trained: list[int] = []
+    update = Learners.update
+
+    def counted(learners: Learners, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        num_trained.append(sum(sum(sample.loss_mask) for batch in batches for sample in batch.samples))
+        return update(learners, batches)
+
+    monkeypatch.setattr(Learners, "update", counted)
+    settings = ["run.num_steps=4", "run.checkpoints={every: 2, kept: 9}"]
+    settings += ["learner.num_workers=2", "rollout.forks.roots=2"]
+
     def train(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-        saved = "run.checkpoints={every: 2, kept: 9}"
-        config = compose([*SMALL, f"run.directory={folder}", "run.num_steps=4", saved, *overrides])
+        config = compose([*SMALL, f"run.directory={folder}", *settings, *overrides])
         workload = small_workload(config)
+        calling = [each for each in workload.demonstrations if len(each) > 3]  # else few share a turn
         tasks = Dataset(workload.train_dataset[:4])
-        run_training(config, replace(workload, train_dataset=tasks, curriculum=RewardVariance()))
+        own = replace(workload, train_dataset=tasks, curriculum=RewardVariance(), demonstrations=calling)
+        run_training(config, own)
         return comparable(read_metrics(folder))
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     expected = train(whole)
     assert min(each.get("curriculum/weight_mean", 1.0) for each in expected) < 1, "tasks were passed over"
+    assert num_trained == [each["stream/tokens_trained"] for each in expected if "learn/loss" in each]
     shutil.copytree(whole, stopped, symlinks=True)
     newest = stopped / "checkpoints" / LATEST
     shutil.rmtree(newest.resolve())
@@ -141,9 +162,14 @@ def test_resumed_run_chooses_the_same_tasks_by_a_curriculum(ray_cluster: None, t
     newest.symlink_to("step_000002")
     assert train(stopped, "run.resume=true") == expected
     assert all(torch.equal(one, weights(stopped, 4)[name]) for name, one in weights(whole, 4).items())
+    assert all(finding.is_sound for finding in audit(read_run(stopped))), "ids once, engine and learner agree"
     for step in (3, 4):
         one, other = (said(read_kept(folder, TRAIN, step)) for folder in (whole, stopped))
         assert len(one) == 12 and one == other
+        played = [each.trajectory for each in one]
+        assert any(each.num_shared_turns and each.num_sampled_tokens for each in played), "it goes on alone"
+        samples = [sample for each in played for sample in training_samples(each)]
+        assert num_rows(samples) < len(samples), "both have learned from trees"
 
 
 @pytest.mark.slow
@@ -320,13 +346,12 @@ def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
     )
 
 
-def test_two_ranks_train_a_users_function_by_a_users_algorithm(ray_cluster: None, tmp_path: Path) -> None:
+def test_users_function_is_trained_by_a_users_algorithm(ray_cluster: None, tmp_path: Path) -> None:
     """And two replicas sample for it; what is learned from has the tokens that they have sampled."""
     config = small_run(
         tmp_path,
         "workload=own_rollout",
         "run.num_steps=2",
-        "learner.num_workers=2",
         "server.num_replicas=2",
         "algorithm.name=own",
         "algorithm.module=own_algorithm",

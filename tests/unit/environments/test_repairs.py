@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -106,10 +107,12 @@ def test_arguments_that_name_no_folder_are_refused(
 
 
 @pytest.mark.slow
-def test_recipe_shows_calls_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_shows_calls_that_can_be_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for split, program in (("train", "roman"), ("test", "days_in")):
-        write_repairs_of(program, repairs.FOLDER / split)
+    for name in ("train/roman-number-1", "test/days_in-number-1"):
+        shutil.copytree(folder / name, repairs.FOLDER / name)
     workload = repairs.workload(0)
     agent = workload.pair.make_agent()
     agent.reset()

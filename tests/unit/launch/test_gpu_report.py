@@ -64,7 +64,9 @@ def test_verdict_is_that_of_the_program(script: Any, tmp_path: Path, program: st
 
 @pytest.mark.slow
 def test_program_that_hangs_is_ended(script: Any, tmp_path: Path) -> None:
-    part = script.Part("", (), ["-c", "import time; time.sleep(600)"], None, 1)
+    # Where these tests run in the background it would ignore the first signal, and be given 20 s more.
+    sleeping = "import signal, time; signal.signal(2, signal.default_int_handler); time.sleep(600)"
+    part = script.Part("", (), ["-c", sleeping], None, 1)
     assert script.played("one", part, "cuda", tmp_path)[0].startswith("FAILED: it was not done after 1 s")
 
 
