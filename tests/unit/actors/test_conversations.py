@@ -15,6 +15,7 @@ import yaml
 
 from actors.gateway.client import PolicyClient
 from actors.gateway.function import pair_of
+from actors.gateway.server import RETRY_HEADER
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.types import Completion, Trajectory
@@ -117,6 +118,7 @@ async def send(client: PolicyClient, call: dict[str, Any]) -> Any:
     body = {"model": "m", "messages": messages_of(call), "tools": tools_of(call)}
     body |= {"n": len(as_list(call.get("says", ""))), "stream": call.get("stream", False)}
     headers = {"Authorization": f"Bearer {client.api_key}"}
+    headers |= {RETRY_HEADER: "1"} if call.get("client") == "retries" else {}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as http:
         response = await http.post("/chat/completions", json=body)
         assert response.status_code == 200, response.text
@@ -140,9 +142,9 @@ def played(conversation: dict[str, Any]) -> Trajectory:
             sent = asyncio.create_task(send(client, call))
             if is_held:
                 await asyncio.to_thread(policy.called.wait, 60)
+            lost = says[0] if says else lost
             if way == "goes":
                 sent.cancel()
-                lost = says[0]
             elif is_held:
                 first = sent
                 continue
@@ -151,7 +153,7 @@ def played(conversation: dict[str, Any]) -> Trajectory:
                 policy.goes_on.set()
             answers = await asyncio.gather(*filter(None, (first, sent)), return_exceptions=way == "goes")
             first = None
-            if way == "comes back":
+            if way in ("comes back", "retries"):
                 assert answers[0]["choices"][0]["message"]["content"] == lost
         return 1.0
 

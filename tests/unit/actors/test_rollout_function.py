@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +412,48 @@ def test_call_whose_connection_was_lost_is_played_once() -> None:
 
     trajectory = play(solve, slow)
     assert (trajectory.reward, len(trajectory.steps)) == (1.0, 1)
+
+
+async def message_of_http(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"content-length: (\d+)", head, re.IGNORECASE)
+    return head + await reader.readexactly(int(length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> None:
+    """OpenAI's client sends a request again, by itself, when the end of an answer does not come."""
+    import openai
+
+    num_sent: list[int] = []
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        gateway_port = int(client.base_url.removesuffix("/v1").rpartition(":")[2])
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            onward_reader, onward = await asyncio.open_connection("127.0.0.1", gateway_port)
+            onward.write(await message_of_http(reader))
+            answer = await message_of_http(onward_reader)
+            num_sent.append(len(answer))
+            writer.write(answer[:-9] if len(num_sent) == 1 else answer)
+            for each in (writer, onward):
+                each.close()
+
+        async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+            url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key=client.api_key, max_retries=2) as retrying:
+                asked: Any = [{"role": "user", "content": "a"}]
+                answer = await retrying.chat.completions.create(model="m", messages=asked, n=num_choices)
+        texts = [each.message.content for each in answer.choices]
+        await say(client, "a", n=num_choices)  # no retry: the same is asked again
+        return float(texts == [f"{number}" for number in range(num_choices)])
+
+    numbers = count()
+    trajectory = play(solve, lambda messages: str(next(numbers)), max_steps=9)
+    assert (trajectory.reward, len(num_sent), len(trajectory.steps)) == (1.0, 2, 2 * num_choices)
+    assert trajectory.metrics["unseen_answers"] == 0
+    assert len(training_samples(trajectory)) == 2 * num_choices
 
 
 def test_close_ends_a_coroutine_that_waits() -> None:
