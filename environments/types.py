@@ -230,9 +230,9 @@ class Step:
     """Set in a step itself where its messages are stored shared, in place of a list."""
 
     @property
-    def is_unseen(self) -> bool:
-        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
-        return self.info.get("unseen") is True
+    def is_left_out(self) -> bool:
+        """Return whether nothing is to be learnt from its answer: nobody saw it, or its program says so."""
+        return self.info.get("unseen") is True or self.info.get("left_out") is True
 
     @property
     def seat(self) -> str:

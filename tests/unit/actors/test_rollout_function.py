@@ -788,6 +788,44 @@ def test_calls_have_rewards_of_their_own() -> None:
     assert trajectory.reward == -0.75
 
 
+def test_sub_agent_is_left_out_or_has_a_reward_of_its_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float | None]:
+        await say(client, "lead")
+        await say(client, "helper one")
+        await say(client, "helper two")
+        return [0.5, None, -1]
+
+    trajectory = play(solve)
+    assert trajectory.reward == -0.5
+    first, third = training_samples(trajectory)
+    assert [set(each.turns) for each in (first, third)] == [{0}, {2}]
+    assert (first.rewards[-1], third.rewards[-1]) == (0.5, -1.0)
+
+
+def test_answer_that_is_left_out_stays_as_context() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float | None]:
+        messages: list[Any] = []
+        for _ in range(3):
+            messages.append({"role": "user", "content": "go on"})
+            answer = await client.openai.chat.completions.create(model="m", messages=messages)
+            messages.append(answer.choices[0].message)
+        return [0, None, 1]
+
+    (sample,) = training_samples(trajectory := play(solve))
+    assert set(sample.turns) == {0, -1, 2}
+    last = trajectory.completions[2]
+    assert sample.prompt_ids + sample.response_ids == last.prompt_ids + last.completion_ids
+
+
+def test_rewards_that_leave_all_out_are_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[None]:
+        await say(client, "a")
+        return [None]
+
+    with pytest.raises(AgentError, match="solve leaves all calls out"):
+        play(solve)
+
+
 def test_rewards_that_are_too_few_are_named() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
         await say(client, "a")
