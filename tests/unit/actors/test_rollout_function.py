@@ -237,7 +237,7 @@ def test_messages_that_the_model_never_wrote_are_context_only() -> None:
 
 def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
-        short = await say(client, "a" * 50, max_tokens=5, temperature=0.1, stop=["x"])
+        short = await say(client, "a" * 50, max_tokens=5, temperature=0.1, stop=["x"], user="me")
         assert short.choices[0].finish_reason == "length"
         await say(client, "b", max_completion_tokens=10_000)
         return 1.0
@@ -248,6 +248,7 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert [request.params.stop for request in requests] == [("x",), ()]
     assert [request.params.temperature for request in requests] == [1.0, 1.0]
     assert trajectory.steps[0].info["overruled"] == ["temperature"]
+    assert trajectory.steps[0].info["dropped"] == ["user"]
 
 
 def test_several_choices_are_branches_of_one_prompt() -> None:
@@ -319,6 +320,23 @@ def test_step_limit_leaves_the_function_its_reward() -> None:
     trajectory = play(solve, max_steps=2)
     assert trajectory.termination_reason is TerminationReason.MAX_STEPS
     assert (trajectory.reward, len(trajectory.steps)) == (0.25, 2)
+
+
+def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
+    import openai
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for number in range(9):
+            try:
+                await say(client, f"conversation {number}")
+            except openai.BadRequestError:
+                return 0.25
+        return 1.0
+
+    trajectory = play(solve, max_steps=20, max_response_tokens=60)
+    assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
+    assert (trajectory.reward, len(trajectory.steps)) == (0.25, 3)
+    assert trajectory.num_sampled_tokens <= 60
 
 
 def test_function_that_minds_no_limit_gets_no_reward() -> None:
@@ -924,9 +942,29 @@ async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float
     return float(text == "It is 46.")
 
 
+async def solve_by_the_runner_of_anthropic(task: dict[str, Any], client: PolicyClient) -> float:
+    """Its client would have the server hold the conversation, and goes on without that."""
+    from anthropic import beta_async_tool
+
+    @beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    question: Any = {"role": "user", "content": task["question"]}
+    runner = client.anthropic.beta.messages.tool_runner(
+        model="claude", max_tokens=200, tools=[add], messages=[question]
+    )
+    message = await runner.until_done()
+    return float(message.content[-1].text == "It is 46.")
+
+
 @pytest.mark.parametrize(
     "rollout",
-    [solve_by_responses, solve_by_stored_responses, solve_by_messages],
+    [
+        *(solve_by_responses, solve_by_stored_responses, solve_by_messages),
+        solve_by_the_runner_of_anthropic,
+    ],
     ids=lambda each: each.__name__,
 )
 def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) -> None:
