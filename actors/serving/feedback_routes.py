@@ -1,6 +1,6 @@
 """Routes of feedback: clients judge answers that were recorded, and delete them. Each finds its own only.
 
-Answers of agents are recorded by their pools, those of the policy to chats by ``recorded_chat.py``.
+Answers of agents are recorded by their pools, those of the policy by ``recorded_chat.py``.
 """
 
 from __future__ import annotations

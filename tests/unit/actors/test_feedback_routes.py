@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -303,6 +305,57 @@ def test_answer_of_the_policy_is_recorded(recorded: AgentServer, folder: Path, s
         assert list(completion.token_versions) == choice["token_versions"]
         assert completion.text == choice["message"]["content"]
     assert judge(recorded, recording.answer.answer_id, {"thumb": "up"}).status_code == 200
+
+
+DIALECTS = {
+    "responses": {"input": "Say hi"},
+    "messages": {"messages": [{"role": "user", "content": "Say hi"}], "max_tokens": 9},
+}
+
+
+def ask(server: AgentServer, path: str, headers: Headers | None = None, **fields: Any) -> httpx.Response:
+    """The policy's answer in one of Responses and Anthropic's messages."""
+    return send(server, "POST", f"/v1/{path}", {"model": "tiny", **DIALECTS[path], **fields}, headers=headers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "prefix"), [("responses", "resp_"), ("messages", "msg_")])
+def test_answer_of_the_policy_is_recorded_in_other_dialects(
+    recorded: AgentServer, folder: Path, path: str, prefix: str, stream: bool
+) -> None:
+    answer = ask(recorded, path, stream=stream)
+    assert answer.headers["x-troupe-recorded"] == "yes"
+    if stream:
+        events = [json.loads(line) for line in re.findall(r"data: ({.*)", answer.text)]
+        found = [each.get("recorded", each.get("response", {}).get("recorded")) for each in events]
+        assert found[0] is True and [each for each in found if each is not None][-1] is True
+    else:
+        assert answer.json()["recorded"] is True
+    (recording,) = kept(folder).values()
+    (completion,) = recording.trajectory.completions
+    answer_id = recording.answer.answer_id
+    assert answer_id.startswith(prefix) and answer_id in answer.text
+    assert len(completion.logprobs) == len(completion.completion_ids) > 0
+    assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 200
+    kept_out = ask(recorded, path, {"X-Troupe-Record": "no"}, stream=stream)
+    assert kept_out.headers["x-troupe-recorded"] == "no" and len(kept(folder)) == 1
+
+
+@pytest.mark.slow
+def test_response_of_the_policy_follows_only_what_is_recorded(recorded: AgentServer, folder: Path) -> None:
+    def after(earlier: httpx.Response) -> httpx.Response:
+        return ask(recorded, "responses", previous_response_id=earlier.json()["id"])
+
+    secret = ask(recorded, "responses", {"X-Troupe-Record": "no"})
+    reply = after(secret)
+    assert (reply.status_code, reply.json()["recorded"], kept(folder)) == (200, False, {})
+    first = ask(recorded, "responses")
+    second, third = after(first), after(first)
+    assert [each.json()["recorded"] for each in (second, third)] == [True, True]
+    path = f"/v1/responses/{first.json()['id']}/recording"
+    assert len(send(recorded, "DELETE", path).json()["deleted"]) == 3
+    assert after(second).json()["recorded"] is False and kept(folder) == {}
 
 
 @pytest.mark.slow
