@@ -65,6 +65,7 @@ SCRIPTS: dict[str, list[str]] = {
     "anthropic_stream": [f"{THOUGHT}It is 46.", "Yes."],
     "anthropic_text_only": [f"{THOUGHT} It is 46. ", "Yes."],
     "anthropic_failed_tool": [CALL, "46"],
+    "anthropic_runner": [THOUGHT + CALL, "It is 46."],
     "anthropic_retry": ["46", "Yes."],
     "agents_responses": [THOUGHT + CALL, "It is 46."],
     "agents_responses_nested": [
@@ -77,6 +78,7 @@ SCRIPTS: dict[str, list[str]] = {
     "langgraph_responses": [THOUGHT + CALL, "It is 46."],
     "langgraph_streamed": [f"{CALL}\n{OTHER}", "46 and 11"],
     "langgraph_summarized": ["One.", "Two.", "Two turns.", "Three.", "Four."],
+    "langgraph_summarized_in_part": ["One.", "Two.", "One turn.", "Three."],
     "langgraph_sub_agent": [
         '<tool_call>\n{"name": "adder", "arguments": {"question": "12+34"}}\n</tool_call>',
         CALL,
@@ -392,6 +394,19 @@ def anthropic_failed_tool(url: str) -> None:
     create(model="m", max_tokens=99, messages=messages, tools=[ANTHROPIC_TOOL])
 
 
+def anthropic_runner(url: str) -> None:
+    """Its own tool loop, which would have the server hold the conversation."""
+    from anthropic import beta_tool
+
+    def add(a: float, b: float, unit: str) -> str:
+        """Add."""
+        return f"{a + b:g}"
+
+    anthropic_client(url).beta.messages.tool_runner(
+        model="m", max_tokens=99, tools=[beta_tool(add)], messages=[QUESTION]
+    ).until_done()
+
+
 def anthropic_retry(url: str) -> None:
     """Its first call takes longer than it waits."""
     create = anthropic_client(url, max_retries=1, timeout=1).messages.create
@@ -443,7 +458,7 @@ def langgraph_streamed(url: str) -> None:
     langgraph_agent(url, streaming=True).invoke({"messages": [QUESTION]})
 
 
-def langgraph_summarized(url: str) -> None:
+def langgraph_summarized(url: str, num_kept: int = 1, num_turns: int = 4) -> None:
     """LangChain's own compaction: the model summarises the history by another call."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import SummarizationMiddleware
@@ -451,13 +466,17 @@ def langgraph_summarized(url: str) -> None:
 
     model = ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0)
     summary = SummarizationMiddleware(
-        model, trigger=("messages", 5), keep=("messages", 1), summary_prompt="Sum up: {messages}"
+        model, trigger=("messages", 5), keep=("messages", num_kept), summary_prompt="Sum up: {messages}"
     )
     agent = create_agent(model, system_prompt="Count.", middleware=[summary])
     messages: list[Any] = []
-    for number in range(4):
+    for number in range(num_turns):
         messages.append(("human", f"Turn {number}"))
         messages = agent.invoke({"messages": messages})["messages"]
+
+
+def langgraph_summarized_in_part(url: str) -> None:
+    langgraph_summarized(url, num_kept=3, num_turns=3)
 
 
 def langgraph_sub_agent(url: str) -> None:
@@ -627,8 +646,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        path = self.path.partition("?")[0]
-        parts = self.server.answer(path, body)
+        from policies.model_api.dialects.messages import Messages
+        from policies.model_api.errors import InvalidRequestError
+
+        path, status = self.path.partition("?")[0], 200
+        try:
+            parts = self.server.answer(path, body)
+        except InvalidRequestError as error:
+            status, part = Messages.error(error)
+            parts = [part]
         if body.get("stream"):
             named = [f"event: {part['type']}\n" if "type" in part else "" for part in parts]
             sent = [f"{name}data: {json.dumps(part)}\n\n" for name, part in zip(named, parts, strict=True)]
@@ -636,7 +662,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer, kind = "".join(sent + ending), "text/event-stream"
         else:
             answer, kind = json.dumps(parts[0]), "application/json"
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(answer.encode())))
         self.end_headers()

@@ -131,6 +131,8 @@ class FunctionEnv(TaskEnvironment):
         rollout: the function.
         task: its first argument.
         parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
+        keeps_thoughts: False shows the policy its own answers without a thought that the program has left
+            out, as a policy in service is shown them; each of its calls is a sequence of its own then.
     """
 
     def __init__(
@@ -138,10 +140,11 @@ class FunctionEnv(TaskEnvironment):
         rollout: RolloutFunction,
         task: Task,
         parser_name: str | ToolParser | type[ToolParser] = "qwen",
+        keeps_thoughts: bool = True,
     ) -> None:
         self._rollout, self._task = rollout, task
         self._parser = get_tool_parser(parser_name)
-        self._session, self._calls = Session(), ProgramCalls()
+        self._session, self._calls = Session(keeps_thoughts), ProgramCalls()
         self._program: Program | None = None
         self._waiting: WaitingCall | None = None
         self._end: ProgramEnd | None = None

@@ -199,7 +199,7 @@ class Draft(ABC):
         self.text = ""
         """Text, or arguments, of the open block."""
         self.recorded: Json = {}
-        """Whether the answer is recorded, where the server records."""
+        """Field ``recorded`` of the answer, where the server records answers."""
         self._has_begun = False
         self._open: tuple[str, int] | None = None
         """Kind of the block that grows, and the number of its call."""

@@ -195,7 +195,7 @@ def played(conversation: dict[str, Any], send: Send = send) -> Trajectory:
                 assert f'"{lost}"' in json.dumps(answers[0])
         return 1.0
 
-    pair = pair_of(None, None, solve, {}, {})
+    pair = pair_of(None, None, solve, {}, conversation.get("env_args", {}))
     request = RolloutRequest(rollout_id="a/0", group_id="a", task={"question": conversation["name"]})
     env = pair.make_env(request)
     try:
