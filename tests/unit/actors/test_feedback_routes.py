@@ -368,6 +368,27 @@ def test_answers_of_the_policy_that_stay_out(
     assert kept(folder) == {}
 
 
+def message_of_a2a(server: AgentServer, key: str = ALICE, **fields: Any) -> Any:
+    """The answer to a message of A2A over REST."""
+    message = {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": "Say hi"}], **fields}
+    path = "/a2a/calculator/message:send"
+    return send(server, "POST", path, {"message": message}, key, {"A2A-Version": "1.0"}).json()
+
+
+@pytest.mark.slow
+def test_message_of_a2a_has_feedback_on_the_answer_before(recorded: AgentServer, folder: Path) -> None:
+    answer_id = message_of_a2a(recorded)["task"]["metadata"]["answer_id"]
+    given = {"feedback": {"answer_id": answer_id, "thumb": "down", "comment": "No."}}
+    assert "has no recorded answer" in str(message_of_a2a(recorded, BOB, metadata=given)["error"])
+    assert "task" in message_of_a2a(recorded, metadata=given)
+    found = kept(folder)[answer_id].feedback
+    assert found is not None and (found.score, found.comment) == (-1.0, "No.")
+    assert "feedback on" in str(message_of_a2a(recorded, metadata=given)["error"])
+    for wrong in ("up", {"answer_id": answer_id}, {"answer_id": answer_id, "score": 2}):
+        assert "message.metadata.feedback" in str(message_of_a2a(recorded, metadata={"feedback": wrong}))
+    assert len(kept(folder)) == 2, "a message with feedback that is refused is not played"
+
+
 @pytest.mark.parametrize("word", ["yes", "no"])
 def test_task_of_a2a_names_its_answer(recorded: AgentServer, folder: Path, word: str) -> None:
     message = {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": "Say hi"}]}
