@@ -140,9 +140,9 @@ class Played:
     info: dict[str, Any]
 
     @property
-    def is_unseen(self) -> bool:
-        """Return whether nobody has seen its answer, so that nothing is to be learnt from it."""
-        return self.info.get("unseen") is True
+    def is_left_out(self) -> bool:
+        """Return whether nothing is to be learnt from its answer: nobody saw it, or its program says so."""
+        return self.info.get("unseen") is True or self.info.get("left_out") is True
 
     @property
     def seat(self) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 
 from policies.gateway.session import Json, PolicyCall
 
+MAX_REMEMBERED = 16
+"""Requests whose answers a client may have lost after they were sent: as many as a program makes at once."""
+
 
 def _unanswered() -> Future[Json]:
     answer = Future[Json]()
@@ -42,6 +45,8 @@ class ProgramCalls:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
         """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
+        self._answered: deque[list[WaitingCall]] = deque(maxlen=MAX_REMEMBERED)
+        """The calls of each of the last requests that were answered; the same thread alone changes it."""
         self._newest: WaitingCall | None = None
         self._moved = 0.0
         self._over = ""
@@ -73,6 +78,18 @@ class ProgramCalls:
     def abandon(self, waiting: WaitingCall) -> None:
         """Take note that the client of a call has gone: it may ask again."""
         self._abandoned[waiting.call.digest].append(waiting)
+
+    def remember(self, answered: list[WaitingCall]) -> None:
+        """Take note of a request whose answer is sent: its client may lose it on the way."""
+        self._answered.append(answered)
+
+    def reopen(self, call: PolicyCall) -> None:
+        """Have a request that its client names a retry answered by the answer it has had, if there is one."""
+        for answered in reversed(self._answered):
+            if answered[0].call.digest == call.digest:
+                self._answered.remove(answered)
+                self._abandoned[call.digest].extend(answered)
+                return
 
     def unseen(self) -> list[int]:
         """Return the numbers of the answers whose client has gone before it had them."""

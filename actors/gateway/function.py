@@ -36,9 +36,12 @@ from policies.agents.parsers import ToolParser, get_tool_parser
 from policies.gateway.answers import for_template, message_of
 from policies.gateway.session import Json, Session
 
-Reward = float | RewardOutput | Sequence[float]
+Reward = float | RewardOutput | Sequence[float | None]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
-"""Solves a task with the policy that its client reaches, and returns the reward: of all, or of each call."""
+"""Solves a task with the policy that its client reaches, and returns the reward: of all, or of each call.
+
+``None`` in the place of a call's reward leaves its answer out: nothing is learnt from it.
+"""
 
 MODULES = ("actors.gateway.server", "uvicorn.protocols.http.auto", "uvloop")
 """Modules that a process loads with its first rollout of a function."""
@@ -78,7 +81,8 @@ class FunctionAgent(BaseAgent):
     def update_from_env(self, observation: Any, reward: float, done: bool, info: Json, **kwargs: Any) -> None:
         self._call = observation or self._call
         for step, earned in zip(self.trajectory.steps, info.get("call_rewards", ()), strict=False):
-            step.reward = earned
+            step.reward = earned or 0.0
+            step.info |= {"left_out": True} if earned is None else {}
         unseen = info.get("unseen_calls", ())
         for number, step in enumerate(self.trajectory.steps):
             step.info.pop("unseen", None)  # its client may have come back
@@ -127,6 +131,8 @@ class FunctionEnv(TaskEnvironment):
         rollout: the function.
         task: its first argument.
         parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
+        keeps_thoughts: False shows the policy its own answers without a thought that the program has left
+            out, as a policy in service is shown them; each of its calls is a sequence of its own then.
     """
 
     def __init__(
@@ -134,10 +140,11 @@ class FunctionEnv(TaskEnvironment):
         rollout: RolloutFunction,
         task: Task,
         parser_name: str | ToolParser | type[ToolParser] = "qwen",
+        keeps_thoughts: bool = True,
     ) -> None:
         self._rollout, self._task = rollout, task
         self._parser = get_tool_parser(parser_name)
-        self._session, self._calls = Session(), ProgramCalls()
+        self._session, self._calls = Session(keeps_thoughts), ProgramCalls()
         self._program: Program | None = None
         self._waiting: WaitingCall | None = None
         self._end: ProgramEnd | None = None
@@ -234,30 +241,33 @@ class FunctionEnv(TaskEnvironment):
             name = _name(self._rollout)
             raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
         rewards, self._reward_output = self._judged(event.value)
-        return {}, rewards[-1], True, {"call_rewards": rewards, **self._unseen()}
+        return {}, rewards[-1] or 0.0, True, {"call_rewards": rewards, **self._unseen()}
 
     def _unseen(self) -> Json:
         unseen = self._calls.unseen()
         return {"unseen_calls": unseen} if unseen else {}
 
-    def _judged(self, value: Any) -> tuple[list[float], RewardOutput]:
+    def _judged(self, value: Any) -> tuple[list[float | None], RewardOutput]:
         """The rewards of the calls, and the verdict on all of them."""
         num_calls = self._session.num_calls
         if isinstance(value, Real | RewardOutput):
             verdict = value if isinstance(value, RewardOutput) else float(value)
             output = judge(lambda task_info, action: verdict, self._task, None)
-            return [0.0] * (num_calls - 1) + [output.reward], output
-        if isinstance(value, list | tuple) and all(isinstance(each, Real) for each in value):
+            return [*[0.0] * (num_calls - 1), output.reward], output
+        if isinstance(value, list | tuple) and all(isinstance(each, Real | None) for each in value):
             if len(value) != num_calls:
                 raise AgentError(
                     f"{_name(self._rollout)} returned {len(value)} rewards after {num_calls} calls of the "
                     "policy: return one for each, or one number."
                 )
-            total = math.fsum(value)
-            return list(map(float, value)), judge(lambda task_info, action: total, self._task, None)
+            earned = [None if each is None else float(each) for each in value]
+            if earned.count(None) == num_calls:
+                raise AgentError(f"{_name(self._rollout)} leaves all calls out: give one of them a reward.")
+            total = math.fsum(filter(None, earned))
+            return earned, judge(lambda task_info, action: total, self._task, None)
         raise AgentError(
             f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, a list "
-            "with a number for each call, or LATER."
+            "with a number for each call (None leaves its answer out), or LATER."
         )
 
     def _refuse(self, why: str) -> None:

@@ -45,6 +45,8 @@ KEEP_ALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
 }
 """Options by which a connection ends a minute after the machine at its other end has gone."""
+RETRY_HEADER = "x-stainless-retry-count"
+"""Number of times that a client of OpenAI or Anthropic has sent a request before."""
 DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
     "/v1/messages": Messages,
@@ -131,6 +133,8 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     """The completion with all choices, which are sampled one after the other."""
     taken: list[WaitingCall] = []
     answers: list[Json] = []
+    if request.headers.get(RETRY_HEADER, "0") != "0":
+        calls.reopen(call)
     try:
         while len(answers) < body.num_choices:
             taken.append(calls.take(call))
@@ -141,6 +145,7 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
         for waiting in taken:  # it gets none of them now, and all of them if it comes back
             calls.abandon(waiting)
         raise
+    calls.remember(taken)
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]

@@ -50,6 +50,7 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from google.protobuf.json_format import MessageToDict
 from starlette.authentication import SimpleUser
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,10 +58,13 @@ from starlette.routing import BaseRoute, Match, Route
 
 from actors.served_agents.a2a_tasks import PoolTaskStore, end_task
 from actors.served_agents.client import PoolClient
+from actors.served_agents.feedback import FeedbackOnAnswer, keep_feedback
 from actors.served_agents.recorder import may_be_recorded
+from environments.data.recordings import Recordings
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import AgentFrontend
+from policies.model_api.dialects.base import read
 from policies.model_api.errors import NotFoundError, RequestError, ServerError, request_error
 
 TEXT = "text/plain"
@@ -75,6 +79,7 @@ class A2AFrontend:
         agents: plays the messages.
         needs_key: whether clients have to send a key, as the cards show.
         version: returns the policy's version, which is the one of the agents.
+        recordings: of answers, where they are recorded.
     """
 
     def __init__(
@@ -83,7 +88,9 @@ class A2AFrontend:
         agents: AgentFrontend,
         needs_key: bool,
         version: Callable[[], int],
+        recordings: Recordings | None,
     ) -> None:
+        self._recordings = recordings
         self._pools, self._agents, self._needs_key, self._version = pools, agents, needs_key, version
         self._routes = {name: self._routes_of(name, pool) for name, pool in pools.items()}
 
@@ -111,7 +118,7 @@ class A2AFrontend:
     def _routes_of(self, name: str, pool: PoolClient) -> list[Route]:
         card = self._card(name, url=f"/{name}", description=name)  # the handler reads what it can do
         episodes = _Episodes(name, pool, self._agents)
-        handler = _Handler(episodes, PoolTaskStore(pool, episodes.running), card)
+        handler = _Handler(episodes, PoolTaskStore(pool, episodes.running), card, self._recordings)
         caller = _CallerContext()
         routes: list[BaseRoute] = [
             *create_jsonrpc_routes(handler, "/", caller),
@@ -161,22 +168,37 @@ class _Handler(DefaultRequestHandlerV2):
         episodes: plays the messages.
         tasks: where the tasks are kept.
         card: of the agent.
+        recordings: of answers, where they are recorded.
     """
 
-    def __init__(self, episodes: _Episodes, tasks: PoolTaskStore, card: AgentCard) -> None:
+    def __init__(
+        self, episodes: _Episodes, tasks: PoolTaskStore, card: AgentCard, recordings: Recordings | None
+    ) -> None:
         super().__init__(episodes, tasks, card)
-        self._episodes, self._tasks = episodes, tasks
+        self._episodes, self._tasks, self._recordings = episodes, tasks, recordings
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
-        _check_message(params)
+        await self._take(params, context)
         return await super().on_message_send(params, context)
 
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        _check_message(params)
+        await self._take(params, context)
         async for event in super().on_message_send_stream(params, context):
             yield event
+
+    async def _take(self, params: SendMessageRequest, context: ServerCallContext) -> None:
+        """Check a message, and keep the feedback on an earlier answer that its metadata may have."""
+        _check_message(params)
+        given = MessageToDict(params.message.metadata).get("feedback")
+        if given is None:
+            return
+        try:
+            feedback, _ = read(FeedbackOnAnswer, given)
+            await keep_feedback(self._recordings, context.user.user_name, feedback.answer_id, feedback)
+        except RequestError as error:
+            raise InvalidParamsError(f"message.metadata.feedback: {error.message}") from error
 
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext

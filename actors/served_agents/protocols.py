@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from actors.served_agents.client import PoolClient
 from actors.settings import AgentsConfig
+from environments.data.recordings import Recordings
 from policies.agent_api.frontend import PREFIX, AgentFrontend
 from policies.agent_api.responses import ResponsesFrontend
 from policies.model_api.errors import NotFoundError, NotInstalledError
@@ -30,6 +31,7 @@ class ServedAgents:
         needs_key: whether clients have to send a key.
         version: returns the policy's version.
         count: takes in how each episode has ended, with the agent's name before.
+        recordings: of answers, where they are recorded: messages of A2A may have feedback on them.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class ServedAgents:
         needs_key: bool,
         version: Callable[[], int],
         count: Callable[[str, str], None],
+        recordings: Recordings | None = None,
     ) -> None:
+        self._recordings = recordings
         self.pools, self._needs_key, self._version = pools, needs_key, version
         players = {name: pool.play for name, pool in pools.items()}
         self.chat = AgentFrontend(players, config.temperature, config.instructions, count)
@@ -55,7 +59,7 @@ class ServedAgents:
             raise NotInstalledError(
                 f"This server speaks no A2A without the package {error.name!r}: pip install 'troupe[a2a]'."
             ) from error
-        return A2AFrontend(self.pools, self.chat, self._needs_key, self._version)
+        return A2AFrontend(self.pools, self.chat, self._needs_key, self._version, self._recordings)
 
     @cached_property
     def tools(self) -> AgentTools:

@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.served_queues import ServedQueues
 from actors.served_agents.recorder import opened_recordings
-from actors.serving.recorded_chat import recorded_chat
+from actors.serving.recorded_chat import AnswerPlace, recorded_chat
 from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
@@ -98,15 +98,15 @@ class PinnedPolicy:
             raise SamplerError(f"The replica follows samplers no more: {self._sampling.exception()!r}")
 
     async def answer(
-        self, body: ChatRequest | CompletionRequest, recorded_for: str | None
+        self, body: ChatRequest | CompletionRequest, place: AnswerPlace | None
     ) -> AsyncGenerator[tuple[int, Json], None]:
         """Yield the parts of ``OpenAIFrontend``'s answer, with the tokens of each. Raises as it does.
 
-        ``recorded_for`` names the key that the answer to a chat is recorded for; ``None`` for none.
+        The answer to a chat is recorded at its ``place``; ``None`` for one that is not.
         """
         tokens: list[int] = []
-        if isinstance(body, ChatRequest) and self._recordings is not None and recorded_for is not None:
-            parts = recorded_chat(self._recordings, self._openai, body, tokens.append, recorded_for)
+        if isinstance(body, ChatRequest) and self._recordings is not None and place is not None:
+            parts = recorded_chat(self._recordings, self._openai, body, tokens.append, place)
         elif isinstance(body, ChatRequest):
             parts = self._openai.chat(body, tokens.append)
         else:
@@ -124,10 +124,10 @@ class PinnedClient:
         self._replica: Any = replica.options(stream=True)
 
     async def answer(
-        self, body: ChatRequest | CompletionRequest, charge: Charge, recorded_for: str | None = None
+        self, body: ChatRequest | CompletionRequest, charge: Charge, place: AnswerPlace | None = None
     ) -> AsyncGenerator[Json, None]:
         """Answer as ``OpenAIFrontend.chat`` and ``complete`` do. Close it to stop sampling."""
-        parts = self._replica.answer.remote(body, recorded_for)
+        parts = self._replica.answer.remote(body, place)
         try:
             async for cost, part in parts:
                 charge(cost)

@@ -16,11 +16,11 @@ from pydantic_core import CoreSchema
 
 from actors.serving.errors import MESSAGES_PATH
 from actors.serving.http import replica, request_context, respond
-from actors.serving.recorded_chat import recorded_chat, unrecorded
+from actors.serving.recorded_chat import AnswerPlace, recorded_chat, unrecorded
 from environments.data.canary import conversation_name
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
-from policies.model_api.dialects.base import Dialect, Json, read
+from policies.model_api.dialects.base import CHAT_PREFIX, Dialect, Json, read
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.dialects.responses import Responses
@@ -49,7 +49,7 @@ class DescribedBy:
 @policy_routes.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if not body.model.startswith(PREFIX):
-        return await respond(_chat(_routed(body, request), request), body.stream)
+        return await respond(_chat(_routed(body, request), request, CHAT_PREFIX), body.stream)
     answers = replica().agents.chat
     return await respond(
         answers.chat(body, _charge(body.model, request), request_context(request)), body.stream
@@ -76,7 +76,7 @@ async def responses(
         if kept is not None:
             dialect.follow(kept[1])
     chat = _routed(dialect.chat_request(), request)
-    parts = _answer(dialect, _sample(chat, request), chat.stream)
+    parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, earlier), chat.stream)
     if dialect.is_stored:
         parts = _store(dialect, parts, owner)
     return await respond(parts, chat.stream, dialect)
@@ -89,7 +89,8 @@ async def messages(body: Annotated[Json, DescribedBy(MessagesRequest)], request:
     if "anthropic-beta" in request.headers:
         dialect.dropped += ("anthropic-beta",)
     chat = _routed(dialect.chat_request(), request)
-    return await respond(_answer(dialect, _sample(chat, request), chat.stream), chat.stream, dialect)
+    parts = _answer(dialect, _chat(chat, request, dialect.id_prefix), chat.stream)
+    return await respond(parts, chat.stream, dialect)
 
 
 @policy_routes.post(f"{MESSAGES_PATH}/count_tokens")
@@ -118,18 +119,23 @@ async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:
             yield part
 
 
-def _chat(body: ChatRequest, request: Request) -> Parts:
-    """Parts of the policy's answer to a chat, which is recorded where its one answer can be."""
+def _chat(body: ChatRequest, request: Request, prefix: str, after: str | None = None) -> Parts:
+    """Parts of the policy's answer to a chat, which is recorded where its one answer can be.
+
+    Args:
+        prefix: of its id in the dialect of the request.
+        after: the response that it goes on from.
+    """
     present, context = replica(), request_context(request)
     if present.recordings is None:
         return _sample(body, request)
     is_one = body.num_choices == 1 and not body.continue_final_message
     if not (context.may_be_recorded and context.idempotency is None and is_one):
         return unrecorded(_sample(body, request))
-    charge = _charge(body.model, request)
+    charge, place = _charge(body.model, request), AnswerPlace(context.owner, prefix, after)
     if body.model in present.pinned:
-        return present.pinned[body.model].answer(body, charge, context.owner)
-    return recorded_chat(present.recordings, present.openai, body, charge, context.owner)
+        return present.pinned[body.model].answer(body, charge, place)
+    return recorded_chat(present.recordings, present.openai, body, charge, place)
 
 
 def _routed(body: ChatRequest, request: Request) -> ChatRequest:

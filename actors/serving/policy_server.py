@@ -110,6 +110,7 @@ class PolicyServer:
             needs_key=bool(keys),
             version=lambda: self._engine.version,
             count=self.access.metrics.episode,
+            recordings=self.recordings,
         )
         self._followers: list[asyncio.Task[None]] = []
         if store is not None and directory is not None and transport is not None:

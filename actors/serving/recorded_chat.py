@@ -1,10 +1,12 @@
-"""Recording of the policy's answers to chats, by a replica or by a pinned version."""
+"""Recording of the policy's answers in any dialect of chats, by a replica or by a pinned version."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -12,6 +14,7 @@ from actors.served_agents.recorder import write_recording
 from environments.data.canary import conversation_name
 from environments.data.recordings import RecordedAnswer, Recordings
 from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.model_api.dialects.base import CHAT_PREFIX
 from policies.model_api.frontend import Charge, OpenAIFrontend
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.reply import Piece
@@ -19,23 +22,40 @@ from policies.model_api.reply import Piece
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPlace:
+    """The place of a policy's answer among the recordings."""
+
+    owner: str
+    """The name of the key that it is given to."""
+    prefix: str
+    """The beginning of its id in its dialect."""
+    after: str | None = None
+    """The answer that it goes on from, where its request does not have that: both are recorded, or none."""
+
+
 async def recorded_chat(
-    recordings: Recordings, openai: OpenAIFrontend, body: ChatRequest, charge: Charge, owner: str
+    recordings: Recordings, openai: OpenAIFrontend, body: ChatRequest, charge: Charge, place: AnswerPlace
 ) -> AsyncGenerator[Json, None]:
     """The parts of a policy's answer to a chat, which is recorded before the last of them."""
-    is_recorded = True
+    is_recorded = place.after is None or await asyncio.to_thread(recordings.has, place.after)
     messages = [each.for_template for each in body.messages]
     created, conversation = int(time.time()), conversation_name(messages)
 
     async def record(answer_id: str, pieces: Sequence[Piece]) -> None:
         nonlocal is_recorded
         answer = RecordedAnswer(
-            answer_id=answer_id, owner=owner, model=body.model, created=created, conversation=conversation
+            answer_id=place.prefix + answer_id.removeprefix(CHAT_PREFIX),
+            owner=place.owner,
+            model=body.model,
+            created=created,
+            conversation=conversation,
+            after=place.after,
         )
         trajectory = _answer_trajectory(messages, body.tools or [], pieces)
         is_recorded = await write_recording(recordings, answer, trajectory)
 
-    async with aclosing(openai.chat(body, charge, record)) as parts:
+    async with aclosing(openai.chat(body, charge, record if is_recorded else None)) as parts:
         async for part in parts:
             yield {**part, "recorded": is_recorded}
 

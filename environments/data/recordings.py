@@ -32,7 +32,7 @@ from environments.types import Trajectory
 
 T = TypeVar("T")
 
-ANSWER_ID = re.compile(r"(resp_|chatcmpl-)[0-9a-f]{32}")
+ANSWER_ID = re.compile(r"(resp_|chatcmpl-|msg_)[0-9a-f]{32}")
 """Ids of answers: nothing else is the name of a file."""
 MAX_COMMENT = 4000
 """Characters of a comment."""

@@ -77,9 +77,15 @@ class _Answered:
 
 
 class Session:
-    """Holds the calls of one program, in their order. Calls are placed one at a time."""
+    """Holds the calls of one program, in their order. Calls are placed one at a time.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_thoughts: the model sees its own words again also where the program has left their thought out.
+            Else such a message is the program's, as it is for a model in service.
+    """
+
+    def __init__(self, keeps_thoughts: bool = True) -> None:
+        self._keeps_thoughts = keeps_thoughts
         self._children: dict[tuple[int, str], int] = {}
         self._messages: list[Message] = [{}]
         """Messages by place; that of ``START`` is none."""
@@ -149,6 +155,8 @@ class Session:
         """The answer here that ``given`` is most like; the latest of several."""
         likeness, found = 0, None
         for answered in self._answers.get(place, ()):
+            if not self._keeps_thoughts and _thought(answered.message) and not _thought(given):
+                continue
             if (alike := _likeness(answered.message, given)) and alike >= likeness:
                 likeness, found = alike, answered
         return found
@@ -177,6 +185,9 @@ class Session:
             return "history compacted"
         if before == "user" and all(self._role(place) == "system" for place in path[1 : num_known + 1]):
             return "another conversation"
+        given = self._messages[path[num_known + 1]]
+        if any(_likeness(each.message, given) for each in self._answers.get(path[num_known], ())):
+            return "thoughts dropped"
         return {"assistant": "answer edited", "tool": "tool result edited"}.get(before, "history edited")
 
     def _role(self, place: int) -> str:
@@ -201,6 +212,10 @@ def _likeness(sent: Message, given: Message) -> int:
         return 0
     has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
     return 1 + has_thought + has_ids
+
+
+def _thought(message: Message) -> str:
+    return message.get("reasoning_content") or split_thought(message.get("content") or "")[0]
 
 
 def _same_words(one: str, other: str) -> bool:

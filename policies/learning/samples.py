@@ -152,7 +152,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
 
     Nothing is learnt from a trajectory that is masked, has failed, was ended by its time limit or has no
     reward yet: what it is worth was never judged. Nor from a step whose answer nobody has seen, since its
-    client had gone.
+    client had gone, or that its program leaves out.
 
     Steps whose prompt extends an earlier prompt and completion are one sequence with it: mostly that of the
     step before, and that of another conversation where a program has several in one rollout. Steps of two
@@ -169,7 +169,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     last: Completion | None = None
     for turn, step in enumerate(trajectory.turns):
         completion = step.completion
-        if completion is None or step.is_unseen:
+        if completion is None or step.is_left_out:
             continue
         if completion.retokenized or not completion.prompt_size:
             raise LearnerError(
@@ -219,7 +219,7 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
 
     A step that sampled none, such as one that only the agent's own code decided, hands its reward to the
     last step before it that did, or to the first one if there is none before: nothing is lost as long as
-    anything was sampled. So does one whose answer nobody has seen. Both are steps of its own seat.
+    anything was sampled. So does one that is left out. Both are steps of its own seat.
 
     Raises:
         LearnerError: a reward is not finite.
@@ -233,7 +233,7 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
                 f"Rollout {trajectory.rollout_id!r} has the reward {step.reward} at step {turn}: its "
                 "environment has to return a finite number."
             )
-        if step.completion is not None and step.completion.num_completion_tokens and not step.is_unseen:
+        if step.completion is not None and step.completion.num_completion_tokens and not step.is_left_out:
             rewards[turn] = early.pop(step.seat, 0.0) + step.reward
             last[step.seat] = turn
         elif step.seat in last:

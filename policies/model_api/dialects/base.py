@@ -26,6 +26,8 @@ Event = tuple[str | None, Json]
 M = TypeVar("M", bound=BaseModel)
 
 DONE = "[DONE]"
+CHAT_PREFIX = "chatcmpl-"
+"""Beginning of an answer's id in chats; other dialects have their own before the same number."""
 THOUGHT, TEXT, CALL = "thought", "text", "call"
 """Kinds of the blocks of an answer."""
 IMAGES = ("image", "image_url", "input_image", "input_file", "input_audio", "document", "file")
@@ -42,6 +44,8 @@ class Dialect(ABC):
 
     terminator: ClassVar[str | None] = DONE
     """Data after the last event of a stream; ``None`` where nothing comes."""
+    id_prefix: ClassVar[str] = CHAT_PREFIX
+    """Beginning of the answer's id."""
     dropped: tuple[str, ...]
     """Fields of the request that were dropped, since they cannot change its answer."""
     _draft: Draft
@@ -194,6 +198,8 @@ class Draft(ABC):
         """The stop string that has ended the answer."""
         self.text = ""
         """Text, or arguments, of the open block."""
+        self.recorded: Json = {}
+        """Field ``recorded`` of the answer, where the server records answers."""
         self._has_begun = False
         self._open: tuple[str, int] | None = None
         """Kind of the block that grows, and the number of its call."""
@@ -214,6 +220,7 @@ class Draft(ABC):
 
     def add(self, part: Json) -> Iterator[Json]:
         """The events of the next chunk, or of a whole completion."""
+        self.recorded = {"recorded": part["recorded"]} if "recorded" in part else {}
         version = part.get("policy_version", 0)
         self.version = min(self.version, version) if self._has_begun else version
         if not self._has_begun:

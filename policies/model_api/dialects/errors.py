@@ -19,6 +19,11 @@ ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 """Anthropic's names of errors by their status, but for those that all others of 400 and of 500 share."""
+UNSUPPORTED: dict[str | None, Json] = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+}
+"""Details by which Anthropic's clients go on without a field that is not served: a conversation that the
+server holds, by which their own tool loop sends only what is new."""
 
 
 class HttpError(RequestError):
@@ -56,4 +61,5 @@ def anthropic_error(error: Exception) -> tuple[int, Json]:
     """Status and body of a failure, as Anthropic's clients expect them."""
     known, status = request_error(error), status_of(error)
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return status, {"type": "error", "error": {"type": kind, "message": known.message}}
+    details = {"details": UNSUPPORTED[known.param]} if known.param in UNSUPPORTED else {}
+    return status, {"type": "error", "error": {"type": kind, "message": known.message, **details}}

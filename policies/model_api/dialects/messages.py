@@ -8,7 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from policies.model_api.dialects.base import CALL, TEXT, THOUGHT, ChatReader, Dialect, Draft, Json, read
+from policies.model_api.dialects.base import (
+    CALL,
+    CHAT_PREFIX,
+    TEXT,
+    THOUGHT,
+    ChatReader,
+    Dialect,
+    Draft,
+    Json,
+    read,
+)
 from policies.model_api.dialects.errors import anthropic_error
 from policies.model_api.dialects.messages_request import MessagesRequest
 from policies.model_api.protocol import ChatRequest
@@ -29,6 +39,7 @@ class Messages(Dialect):
     """A request of this API. Raises ``InvalidRequestError`` for a body that cannot be read."""
 
     terminator = None
+    id_prefix = "msg_"
 
     def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
         super().__init__(body, chats)
@@ -84,16 +95,17 @@ class MessageDraft(Draft):
         }
 
     def begin(self, part: Json) -> Iterator[Json]:
-        number = str(part["id"]).removeprefix("chatcmpl-")
+        number = str(part["id"]).removeprefix(CHAT_PREFIX)
         num_prompt_tokens = len(part.get("prompt_token_ids") or ())
         self.response = {
-            "id": f"msg_{number}",
+            "id": f"{Messages.id_prefix}{number}",
             **self.response,
             "usage": _usage(num_prompt_tokens, 0),
             "policy_version": self.version,
         }
         begun = {**self.response, "content": []}
-        yield {"type": "message_start", "message": begun, "policy_version": self.version}
+        own = {"policy_version": self.version, **self.recorded}
+        yield {"type": "message_start", "message": begun, **own}
 
     def begin_block(self, kind: str, call: Json) -> Iterator[Json]:
         if kind == THOUGHT:
@@ -128,8 +140,8 @@ class MessageDraft(Draft):
             "stop_sequence": self.stop,
         }
         usage = _usage(self.usage["prompt_tokens"], self.usage["completion_tokens"])
-        self.response |= {**ended, "usage": usage, "policy_version": self.version}
-        yield {"type": "message_delta", "delta": ended, "usage": usage}
+        self.response |= {**ended, "usage": usage, "policy_version": self.version, **self.recorded}
+        yield {"type": "message_delta", "delta": ended, "usage": usage, **self.recorded}
         yield {"type": "message_stop"}
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from policies.model_api.dialects.base import ChatReader, Dialect, Json, read
+from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
@@ -46,6 +46,7 @@ class Responses(Dialect):
         InvalidRequestError: the body cannot be read.
     """
 
+    id_prefix = "resp_"
     _draft: _Draft
 
     def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
@@ -124,6 +125,7 @@ class _Draft(ResponseDraft):
         super().__init__(body["model"], given)
 
     def begin(self, part: Json) -> Iterator[Json]:
-        number = str(part["id"]).removeprefix("chatcmpl-")
-        self.response |= {"id": f"resp_{number}", "created_at": part["created"]}
+        number = str(part["id"]).removeprefix(CHAT_PREFIX)
+        begun = {"id": f"{Responses.id_prefix}{number}", "created_at": part["created"], **self.recorded}
+        self.response |= begun
         return super().begin(part)

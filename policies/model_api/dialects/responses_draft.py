@@ -142,7 +142,7 @@ class ResponseDraft(Draft):
         """The last event, after which the response is complete."""
         status = "completed" if is_whole else "incomplete"
         details = None if is_whole else {"reason": "max_output_tokens"}
-        ended = {"completed_at": int(time.time()) if is_whole else None}
+        ended = {"completed_at": int(time.time()) if is_whole else None, **self.recorded}
         self.response |= {"status": status, "incomplete_details": details, **ended, **fields}
         return self.event(status, response=self.response)
 

@@ -18,6 +18,7 @@ import ray
 from echo_engine import EchoServer, Mischief, make_engine, play
 
 from actors.engine import AgentExecutionEngine
+from actors.gateway.client import PolicyClient
 from environments import (
     ActorNeeds,
     Dataset,
@@ -71,6 +72,20 @@ def test_trajectories_come_in_the_order_of_their_tasks(
     assert [each.reward for each in trajectories] == [1.0] * 4
     assert [each.steps[0].mc_return for each in trajectories] == [1.0] * 4
     assert [each.steps[0].info["index"] for each in trajectories] == [0, 1, 2, 3]
+
+
+async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = await client.openai.chat.completions.create(model=client.model, messages=messages)
+    return float(answer.choices[0].message.content == task["question"])
+
+
+def test_rollout_function_is_played_as_an_agent_is(ray_cluster: None, server: EchoServer) -> None:
+    tasks = [{"question": f"q{index}"} for index in range(4)]
+    with make_engine(server.base_url, agent_class=None, env_class=None, rollout=solve) as engine:
+        trajectories = play(engine, tasks)
+    assert [each.task for each in trajectories] == tasks
+    assert [(each.reward, len(each.steps)) for each in trajectories] == [(1.0, 1)] * 4
 
 
 def test_task_is_answered_once_whatever_its_environment_does(engine: AgentExecutionEngine) -> None:

@@ -41,11 +41,12 @@ KEY = "a-key-of-the-tests-0123"
 def test_evaluate_prints_a_table_and_writes_each_trajectory(
     policy_app: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside another application, which has to stay."""
+    """Of a rollout function, beside another application, which has to stay."""
     make_run(tmp_path / "run", tiny_model)
     before = running_applications()
     arguments = [
         "recipe=calculator",
+        "workload=own_rollout",
         f"model.path={tmp_path / 'run'}",
         f"run.directory={tmp_path / 'evaluation'}",
         "evaluation.num_tasks=3",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -305,6 +307,57 @@ def test_answer_of_the_policy_is_recorded(recorded: AgentServer, folder: Path, s
     assert judge(recorded, recording.answer.answer_id, {"thumb": "up"}).status_code == 200
 
 
+DIALECTS = {
+    "responses": {"input": "Say hi"},
+    "messages": {"messages": [{"role": "user", "content": "Say hi"}], "max_tokens": 9},
+}
+
+
+def ask(server: AgentServer, path: str, headers: Headers | None = None, **fields: Any) -> httpx.Response:
+    """The policy's answer in one of Responses and Anthropic's messages."""
+    return send(server, "POST", f"/v1/{path}", {"model": "tiny", **DIALECTS[path], **fields}, headers=headers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "prefix"), [("responses", "resp_"), ("messages", "msg_")])
+def test_answer_of_the_policy_is_recorded_in_other_dialects(
+    recorded: AgentServer, folder: Path, path: str, prefix: str, stream: bool
+) -> None:
+    answer = ask(recorded, path, stream=stream)
+    assert answer.headers["x-troupe-recorded"] == "yes"
+    if stream:
+        events = [json.loads(line) for line in re.findall(r"data: ({.*)", answer.text)]
+        found = [each.get("recorded", each.get("response", {}).get("recorded")) for each in events]
+        assert found[0] is True and [each for each in found if each is not None][-1] is True
+    else:
+        assert answer.json()["recorded"] is True
+    (recording,) = kept(folder).values()
+    (completion,) = recording.trajectory.completions
+    answer_id = recording.answer.answer_id
+    assert answer_id.startswith(prefix) and answer_id in answer.text
+    assert len(completion.logprobs) == len(completion.completion_ids) > 0
+    assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 200
+    kept_out = ask(recorded, path, {"X-Troupe-Record": "no"}, stream=stream)
+    assert kept_out.headers["x-troupe-recorded"] == "no" and len(kept(folder)) == 1
+
+
+@pytest.mark.slow
+def test_response_of_the_policy_follows_only_what_is_recorded(recorded: AgentServer, folder: Path) -> None:
+    def after(earlier: httpx.Response) -> httpx.Response:
+        return ask(recorded, "responses", previous_response_id=earlier.json()["id"])
+
+    secret = ask(recorded, "responses", {"X-Troupe-Record": "no"})
+    reply = after(secret)
+    assert (reply.status_code, reply.json()["recorded"], kept(folder)) == (200, False, {})
+    first = ask(recorded, "responses")
+    second, third = after(first), after(first)
+    assert [each.json()["recorded"] for each in (second, third)] == [True, True]
+    path = f"/v1/responses/{first.json()['id']}/recording"
+    assert len(send(recorded, "DELETE", path).json()["deleted"]) == 3
+    assert after(second).json()["recorded"] is False and kept(folder) == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"n": 2}, {"headers": {"X-Troupe-Record": "no"}}])
 def test_answers_of_the_policy_that_stay_out(
@@ -313,6 +366,27 @@ def test_answers_of_the_policy_that_stay_out(
     answer = chat(recorded, model="tiny", **fields)
     assert answer.headers["x-troupe-recorded"] == "no" and answer.json()["recorded"] is False
     assert kept(folder) == {}
+
+
+def message_of_a2a(server: AgentServer, key: str = ALICE, **fields: Any) -> Any:
+    """The answer to a message of A2A over REST."""
+    message = {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": "Say hi"}], **fields}
+    path = "/a2a/calculator/message:send"
+    return send(server, "POST", path, {"message": message}, key, {"A2A-Version": "1.0"}).json()
+
+
+@pytest.mark.slow
+def test_message_of_a2a_has_feedback_on_the_answer_before(recorded: AgentServer, folder: Path) -> None:
+    answer_id = message_of_a2a(recorded)["task"]["metadata"]["answer_id"]
+    given = {"feedback": {"answer_id": answer_id, "thumb": "down", "comment": "No."}}
+    assert "has no recorded answer" in str(message_of_a2a(recorded, BOB, metadata=given)["error"])
+    assert "task" in message_of_a2a(recorded, metadata=given)
+    found = kept(folder)[answer_id].feedback
+    assert found is not None and (found.score, found.comment) == (-1.0, "No.")
+    assert "feedback on" in str(message_of_a2a(recorded, metadata=given)["error"])
+    for wrong in ("up", {"answer_id": answer_id}, {"answer_id": answer_id, "score": 2}):
+        assert "message.metadata.feedback" in str(message_of_a2a(recorded, metadata={"feedback": wrong}))
+    assert len(kept(folder)) == 2, "a message with feedback that is refused is not played"
 
 
 @pytest.mark.parametrize("word", ["yes", "no"])

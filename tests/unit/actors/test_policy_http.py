@@ -28,6 +28,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
+from actors.serving.recorded_chat import AnswerPlace
 from actors.serving.stored_responses import StoredResponses
 from actors.settings import AgentsConfig, RecordingConfig, ServedModel, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
@@ -195,12 +196,12 @@ class PinnedReplica:
         assert stream
         return self
 
-    async def _answer(self, body: Any, recorded_for: str | None) -> AsyncIterator[Any]:
+    async def _answer(self, body: Any, place: AnswerPlace | None) -> AsyncIterator[Any]:
         if self._replica is None:
             config = ServerConfig(engine=scripted(replies=["222"]), recording=self._recording)
             self._replica = PinnedPolicy.func_or_class.__new__(PinnedPolicy.func_or_class)
             await self._replica.__init__(self._pinned, config, None)
-        async for part in self._replica.answer(body, recorded_for):
+        async for part in self._replica.answer(body, place):
             yield part
 
 

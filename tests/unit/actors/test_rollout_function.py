@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,7 @@ def test_messages_that_the_model_never_wrote_are_context_only() -> None:
 
 def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
-        short = await say(client, "a" * 50, max_tokens=5, temperature=0.1, stop=["x"])
+        short = await say(client, "a" * 50, max_tokens=5, temperature=0.1, stop=["x"], user="me")
         assert short.choices[0].finish_reason == "length"
         await say(client, "b", max_completion_tokens=10_000)
         return 1.0
@@ -246,6 +248,7 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert [request.params.stop for request in requests] == [("x",), ()]
     assert [request.params.temperature for request in requests] == [1.0, 1.0]
     assert trajectory.steps[0].info["overruled"] == ["temperature"]
+    assert trajectory.steps[0].info["dropped"] == ["user"]
 
 
 def test_several_choices_are_branches_of_one_prompt() -> None:
@@ -317,6 +320,23 @@ def test_step_limit_leaves_the_function_its_reward() -> None:
     trajectory = play(solve, max_steps=2)
     assert trajectory.termination_reason is TerminationReason.MAX_STEPS
     assert (trajectory.reward, len(trajectory.steps)) == (0.25, 2)
+
+
+def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
+    import openai
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for number in range(9):
+            try:
+                await say(client, f"conversation {number}")
+            except openai.BadRequestError:
+                return 0.25
+        return 1.0
+
+    trajectory = play(solve, max_steps=20, max_response_tokens=60)
+    assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
+    assert (trajectory.reward, len(trajectory.steps)) == (0.25, 3)
+    assert trajectory.num_sampled_tokens <= 60
 
 
 def test_function_that_minds_no_limit_gets_no_reward() -> None:
@@ -410,6 +430,48 @@ def test_call_whose_connection_was_lost_is_played_once() -> None:
 
     trajectory = play(solve, slow)
     assert (trajectory.reward, len(trajectory.steps)) == (1.0, 1)
+
+
+async def message_of_http(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"content-length: (\d+)", head, re.IGNORECASE)
+    return head + await reader.readexactly(int(length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> None:
+    """OpenAI's client sends a request again, by itself, when the end of an answer does not come."""
+    import openai
+
+    num_sent: list[int] = []
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        gateway_port = int(client.base_url.removesuffix("/v1").rpartition(":")[2])
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            onward_reader, onward = await asyncio.open_connection("127.0.0.1", gateway_port)
+            onward.write(await message_of_http(reader))
+            answer = await message_of_http(onward_reader)
+            num_sent.append(len(answer))
+            writer.write(answer[:-9] if len(num_sent) == 1 else answer)
+            for each in (writer, onward):
+                each.close()
+
+        async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+            url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key=client.api_key, max_retries=2) as retrying:
+                asked: Any = [{"role": "user", "content": "a"}]
+                answer = await retrying.chat.completions.create(model="m", messages=asked, n=num_choices)
+        texts = [each.message.content for each in answer.choices]
+        await say(client, "a", n=num_choices)  # no retry: the same is asked again
+        return float(texts == [f"{number}" for number in range(num_choices)])
+
+    numbers = count()
+    trajectory = play(solve, lambda messages: str(next(numbers)), max_steps=9)
+    assert (trajectory.reward, len(num_sent), len(trajectory.steps)) == (1.0, 2, 2 * num_choices)
+    assert trajectory.metrics["unseen_answers"] == 0
+    assert len(training_samples(trajectory)) == 2 * num_choices
 
 
 def test_close_ends_a_coroutine_that_waits() -> None:
@@ -744,6 +806,44 @@ def test_calls_have_rewards_of_their_own() -> None:
     assert trajectory.reward == -0.75
 
 
+def test_sub_agent_is_left_out_or_has_a_reward_of_its_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float | None]:
+        await say(client, "lead")
+        await say(client, "helper one")
+        await say(client, "helper two")
+        return [0.5, None, -1]
+
+    trajectory = play(solve)
+    assert trajectory.reward == -0.5
+    first, third = training_samples(trajectory)
+    assert [set(each.turns) for each in (first, third)] == [{0}, {2}]
+    assert (first.rewards[-1], third.rewards[-1]) == (0.5, -1.0)
+
+
+def test_answer_that_is_left_out_stays_as_context() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float | None]:
+        messages: list[Any] = []
+        for _ in range(3):
+            messages.append({"role": "user", "content": "go on"})
+            answer = await client.openai.chat.completions.create(model="m", messages=messages)
+            messages.append(answer.choices[0].message)
+        return [0, None, 1]
+
+    (sample,) = training_samples(trajectory := play(solve))
+    assert set(sample.turns) == {0, -1, 2}
+    last = trajectory.completions[2]
+    assert sample.prompt_ids + sample.response_ids == last.prompt_ids + last.completion_ids
+
+
+def test_rewards_that_leave_all_out_are_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[None]:
+        await say(client, "a")
+        return [None]
+
+    with pytest.raises(AgentError, match="solve leaves all calls out"):
+        play(solve)
+
+
 def test_rewards_that_are_too_few_are_named() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
         await say(client, "a")
@@ -842,9 +942,29 @@ async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float
     return float(text == "It is 46.")
 
 
+async def solve_by_the_runner_of_anthropic(task: dict[str, Any], client: PolicyClient) -> float:
+    """Its client would have the server hold the conversation, and goes on without that."""
+    from anthropic import beta_async_tool
+
+    @beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    question: Any = {"role": "user", "content": task["question"]}
+    runner = client.anthropic.beta.messages.tool_runner(
+        model="claude", max_tokens=200, tools=[add], messages=[question]
+    )
+    message = await runner.until_done()
+    return float(message.content[-1].text == "It is 46.")
+
+
 @pytest.mark.parametrize(
     "rollout",
-    [solve_by_responses, solve_by_stored_responses, solve_by_messages],
+    [
+        *(solve_by_responses, solve_by_stored_responses, solve_by_messages),
+        solve_by_the_runner_of_anthropic,
+    ],
     ids=lambda each: each.__name__,
 )
 def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) -> None:
