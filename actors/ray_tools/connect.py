@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.utils import read_ray_address
 from ray._raylet import (  # type: ignore[attr-defined]  # of a compiled module
@@ -41,8 +40,6 @@ RAYLET_ENVIRONMENT = {
     "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
 }
 """Variables that have to be in the environment of a process before it starts Ray."""
-SETUP_WORKER = str(Path(__file__).with_name("setup_worker.py"))
-"""Script that starts the workers of a cluster that starts here."""
 START_ATTEMPTS = 2
 """Attempts to start a cluster: on a machine that is busy with other programs, the first may be too slow."""
 WORKER_LOGS = "TROUPE_WORKER_LOGS"
@@ -67,7 +64,7 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
     if ray.is_initialized():
         return False
     check_answers()
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     if not joins_cluster():
         _bring_a_token()
     options: dict[str, Any] = {
@@ -89,12 +86,6 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
         return False
     except ConnectionError as error:
         raise unreachable(error) from error
-
-
-def prepare_start() -> None:
-    """Set what has to be set in this process before it starts Ray."""
-    os.environ.update(RAYLET_ENVIRONMENT)
-    ray_constants.SETUP_WORKER_FILENAME = SETUP_WORKER  # Ray joins it to a folder, and it is absolute
 
 
 def _start(num_cpus: int, options: Mapping[str, Any]) -> None:

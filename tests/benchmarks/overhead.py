@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import statistics
 import time
@@ -24,7 +25,7 @@ import repository  # noqa: F401
 from report import Report
 from worlds import TalkEnvironment
 
-from actors.ray_tools.connect import prepare_start
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
@@ -183,7 +184,7 @@ def added_seconds(trajectories: list[Trajectory]) -> tuple[list[float], list[flo
 
 def with_ray() -> None:
     """A Ray of this benchmark's own; never one that happens to run here."""
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 

@@ -16,9 +16,9 @@ def start_ray() -> None:
     """Start a Ray cluster of four CPUs, whose workers import modules of this folder and of tests/ too."""
     import ray
 
-    from actors.ray_tools.connect import prepare_start
+    from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     folders = (ROOT, ROOT / "tests", ROOT / "tests" / "benchmarks")
     ray.init(
         address="local",

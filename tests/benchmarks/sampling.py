@@ -29,7 +29,7 @@ import ray
 import repository  # noqa: F401
 from report import Report
 
-from actors.ray_tools.connect import prepare_start
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.sampling.request_queue import Assignment, ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
@@ -225,7 +225,7 @@ def _rounds(model: str, num_requests: int, num_rounds: int) -> dict[tuple[str, i
     bare = BareArm(model)
     bare(random_prompts(16, seed=0), 16)  # starts it, before Ray's processes compete with it
     # Never a cluster that happens to run here: its work would be measured too.
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
     app = PolicyApp(

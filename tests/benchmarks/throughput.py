@@ -35,7 +35,7 @@ from sampling import BareArm, Prompts
 from worlds import TalkEnvironment
 
 from actors.engine import AgentExecutionEngine
-from actors.ray_tools.connect import prepare_start
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
@@ -97,7 +97,7 @@ def _rounds(
     """Requests and tokens per second of each arm by round; CPU seconds per request by process title."""
     bare = BareArm(model, engine_config)
     # Never a cluster that happens to run here: its work would be measured too.
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
     server = ServerConfig(num_replicas=arguments.replicas, engine=engine_config)

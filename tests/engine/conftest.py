@@ -32,12 +32,12 @@ def ray_cluster(http_port: int) -> None:
     """
     import ray
 
-    from actors.ray_tools.connect import prepare_start
+    from actors.ray_tools.connect import RAYLET_ENVIRONMENT
     from actors.serving.policy_app import start_serve
     from actors.settings import ServerConfig
     from launch.cluster.session import LOCAL_CPUS, RAY_ENVIRONMENT
 
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
     variables = RAY_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     ray.init(

@@ -19,14 +19,14 @@ from ray._private import state
 from ray.cluster_utils import Cluster
 from several_nodes import drain, stopped
 
-from actors.ray_tools.connect import prepare_start
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
 STALL_SECONDS = 120.0
 """Seconds for which no update may be made, whatever becomes of a node."""
 
 
 def main() -> None:
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     head = {"num_cpus": 2, "resources": HEAD, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address

@@ -5,6 +5,7 @@ Run by test_several_nodes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.util.placement_group import placement_group_table
 
 from actors.learning.ranks import create_placement_group
-from actors.ray_tools.connect import prepare_start
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
@@ -70,7 +71,7 @@ PAIR = Pair(agent_class=GameAgent, env_class=WhereEnvironment)
 
 
 def main() -> None:
-    prepare_start()
+    os.environ.update(RAYLET_ENVIRONMENT)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     with TemporaryDirectory() as folder:
