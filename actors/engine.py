@@ -295,9 +295,7 @@ class AgentExecutionEngine:
             "environment": fingerprint(self._pair.env_class),
             "env_args": fingerprint(self._pair.env_args),
             "policy": self._policy(),
-            "sampling": {  # without options, as files of before have it
-                name: value for name, value in asdict(self._params).items() if name != "options" or value
-            },
+            "sampling": asdict(self._params),
             "limits": asdict(self._limits),
         }
         return TrajectoryFile(results_file, evaluation, rows)

@@ -31,7 +31,8 @@ class Bound:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    one_of: tuple[str, ...] = ()
+    """``at_least`` and ``at_most`` are values that it may have, ``above`` and ``below`` are not."""
+    one_of: Collection[str] = ()
     length: int | None = None
     """Items of a list."""
 
@@ -64,33 +65,19 @@ class Bound:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def setting(
-    default: T,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    one_of: Collection[str] = (),
-    length: int | None = None,
-) -> T:
+def setting(default: T, **bound: Any) -> T:
     """A dataclass field with a bound: ``num_steps: int = setting(100, at_least=1)``.
 
     Args:
         default: the field's default; a list is copied for each instance.
-        at_least, at_most: limits that the value may have.
-        above, below: limits that the value may not have.
-        one_of: the words that the value may be.
-        length: how many items a list has.
+        bound: the fields of ``Bound``.
     """
-    bound = Bound(
-        at_least=at_least, above=above, at_most=at_most, below=below, one_of=tuple(one_of), length=length
-    )
+    metadata = {KEY: Bound(**bound)}
     made: Any
     if isinstance(default, list):
-        made = field(default_factory=default.copy, metadata={KEY: bound})
+        made = field(default_factory=default.copy, metadata=metadata)
     else:
-        made = field(default=default, metadata={KEY: bound})
+        made = field(default=default, metadata=metadata)
     return made
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments.bounds import near_name
 from environments.errors import ConfigError
 from policies.settings import json_object
 
@@ -155,11 +155,9 @@ def _check_type(folder: Path, config: dict[str, Any]) -> None:
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=1)
         raise ConfigError(
-            f"{folder / CONFIG} has model_type={model_type!r}, which the installed transformers does not know"
-            + (f" (near: {near[0]!r})" if near else "")
-            + ": name a model of a known type."
+            f"{folder / CONFIG} has model_type={model_type!r}, unknown to the installed transformers: "
+            f"name a model of a known type.{near_name(str(model_type), CONFIG_MAPPING)}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
 from launch.training.stages.warm_start import demonstration_batch, demonstrations
 from policies.learning.settings import OptimizerConfig
@@ -29,7 +29,7 @@ class Rehearse(Stage):
     def optimizer(self) -> OptimizerConfig:
         return OptimizerConfig(lr=self._lr)
 
-    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
+    def step(self, run: Components, recovery: RunState, clock: Clock) -> None:
         batch = demonstration_batch(demonstrations(run), 8, self.config.seed, self.num_done(recovery))
         with run.interrupts.atomic_section():
             learned = run.learner.fit([batch])

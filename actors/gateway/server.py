@@ -31,9 +31,9 @@ from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
 from policies.model_api.dialects.base import Chat, ChatReader, Dialect
-from policies.model_api.dialects.errors import HttpError
 from policies.model_api.dialects.messages import Messages
 from policies.model_api.dialects.responses import Responses
+from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
 
 HOST = "127.0.0.1"
@@ -156,11 +156,11 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
 
 
 async def body_of(request: Request) -> Any:
-    """The JSON of a request's body. Raises ``HttpError``."""
+    """The JSON of a request's body. Raises ``RequestError``."""
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"The body is no JSON: {error}.") from error
+        raise RequestError(f"The body is no JSON: {error}.") from error
 
 
 async def settled(request: Request, future: asyncio.Future[Any], seconds: float | None = None) -> bool:
@@ -170,16 +170,16 @@ async def settled(request: Request, future: asyncio.Future[Any], seconds: float 
         request: one whose body was read.
 
     Raises:
-        HttpError: 499 where the client goes before, 410 where the listener is closed.
+        RequestError: 499 where the client goes before, 410 where the listener is closed.
     """
     gone = asyncio.ensure_future(request.receive())  # the body is read, so what comes is the client's end
     try:
         await asyncio.wait((future, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            raise HttpError(499, "The client has gone before it had its answer.")
+            raise RequestError("The client has gone before it had its answer.", status=499)
         return future.done()
     except asyncio.CancelledError as error:
-        raise HttpError(410, "The training that this server belongs to has ended.") from error
+        raise RequestError("The training that this server belongs to has ended.", status=410) from error
     finally:
         gone.cancel()
 
@@ -200,7 +200,9 @@ def application(routes: Sequence[Route]) -> Starlette:
         return error_response(error, request.url.path)
 
     async def not_found(request: Request, _: Exception) -> Response:
-        return error_response(HttpError(404, f"Nothing is here. This server has {paths}."), request.url.path)
+        return error_response(
+            RequestError(f"Nothing is here. This server has {paths}.", status=404), request.url.path
+        )
 
     handlers = {TroupeError: failed, Exception: failed, 404: not_found, 405: not_found}
     return Starlette(routes=routes, exception_handlers=handlers)

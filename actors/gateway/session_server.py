@@ -33,7 +33,7 @@ from actors.gateway.server import application, body_of, listen, settled
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
-from policies.model_api.dialects.errors import HttpError
+from policies.model_api.errors import RequestError
 
 SESSIONS_PORT = 8100
 CLAIM_SECONDS = 120.0
@@ -125,7 +125,9 @@ class SessionServer:
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
         if self.rollout.key not in sent_keys(request.headers):
-            raise HttpError(401, "Only the rollouts of this training offer tasks.", code="invalid_api_key")
+            raise RequestError(
+                "Only the rollouts of this training offer tasks.", status=401, code="invalid_api_key"
+            )
         session = _Session(await request.json())
         self._open[session.offer["id"]] = session
         self._waiting.put_nowait(session)
@@ -151,7 +153,7 @@ class SessionServer:
             try:
                 if not await settled(request, taking, ANSWER_SECONDS):
                     return Response(status_code=204)
-            except HttpError:
+            except RequestError:
                 if taking.done():
                     self._waiting.put_nowait(taking.result())
                 raise
@@ -181,10 +183,10 @@ class SessionServer:
                 raise FileNotFoundError(name)
             await asyncio.to_thread(self._late.give, name, result)
         except (FileNotFoundError, FileExistsError) as error:
-            raise HttpError(
-                404,
+            raise RequestError(
                 f"No session {name!r} waits for a reward: it has its reward already, or its rollout has "
                 "reached a limit, or there was never one.",
+                status=404,
             ) from error
         return JSONResponse({"id": name, "object": "session", "late": True, **result})
 
@@ -194,12 +196,12 @@ class SessionServer:
             raise unknown_key(f"Send a key of {KEYS_VARIABLE}")
         body = await body_of(request) if await request.body() else {}
         if not isinstance(body, dict):
-            raise HttpError(400, "The body has to be an object.")
+            raise RequestError("The body has to be an object.")
         return body
 
 
 def _checked(result: Json) -> Json:
-    """A program's result. Raises ``HttpError``."""
+    """A program's result. Raises ``RequestError``."""
     rewards = result.get("rewards", [result.get("reward", 0.0)])
     if (
         len(result.keys() & {"reward", "rewards", "error", "later"}) != 1
@@ -211,8 +213,7 @@ def _checked(result: Json) -> Json:
         or not isinstance(result.get("is_correct"), bool | None)
         or not isinstance(result.get("error", ""), str)
     ):
-        raise HttpError(
-            400,
+        raise RequestError(
             'Send {"reward": NUMBER}, if you like with "is_correct": true or false; {"rewards": [NUMBER, '
             '...]}, one for each call of the policy; {"later": true} where it is not known yet; or {"error": '
             "TEXT} where the task could not be played.",

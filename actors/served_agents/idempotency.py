@@ -11,7 +11,7 @@ from actors.served_agents.conversations import check_name
 from actors.served_agents.store import PerKeyLRU
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import RecordingNotice, ReplayedAnswer, RequestContext, TokenUsage
-from policies.model_api.errors import KeyReusedError
+from policies.model_api.errors import RequestError
 
 Part = StepEvent | Trajectory | TokenUsage | RecordingNotice
 MAX_ANSWERS = 256
@@ -85,7 +85,7 @@ class IdempotentAnswers:
         """Yield the answer that this request or an equal one before it gets: of ``parts`` if it is the first.
 
         Raises:
-            KeyReusedError: the key came with another body before.
+            RequestError: the key came with another body before.
             The error that has ended the episode.
         """
         assert context.idempotency is not None
@@ -99,8 +99,9 @@ class IdempotentAnswers:
             self._tasks.add(task)  # asyncio itself keeps no reference to a running task
             task.add_done_callback(self._tasks.discard)
         elif answer.context.idempotency != context.idempotency:
-            raise KeyReusedError(
+            raise RequestError(
                 f"Idempotency-Key {key!r} came with another body before: send a new key, or the same body.",
+                status=422,
                 code="idempotency_key_reused",
             )
         else:

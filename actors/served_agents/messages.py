@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import RequestContext
-from policies.model_api.errors import ConflictError, RateLimitError
+from policies.model_api.errors import ConflictError, RequestError
 
 MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
@@ -35,10 +35,10 @@ class Messages:
 
     @contextmanager
     def begin(self, context: RequestContext) -> Iterator[tuple[str, Events]]:
-        """A new rollout's id and its events, while the block lasts. Raises ``RateLimitError``."""
+        """A new rollout's id and its events, while the block lasts. Raises ``RequestError`` (429)."""
         most = MAX_WAITING_PER_ACTOR * self._num_actors
         if len(self._events) >= most:
-            raise RateLimitError(f"{most} messages are in play or wait already: try again later.")
+            raise RequestError(f"{most} messages are in play or wait already: try again later.", status=429)
         rollout_id = f"{next(self._numbers):08d}/0000"
         events = self._events[rollout_id] = Events()
         key = None if context.withdraw_key is None else (context.owner, context.withdraw_key)

@@ -11,7 +11,7 @@ from actors.settings import AgentsConfig
 from environments.data.recordings import Recordings
 from policies.agent_api.frontend import PREFIX, AgentFrontend
 from policies.agent_api.responses import ResponsesFrontend
-from policies.model_api.errors import NotFoundError, NotInstalledError
+from policies.model_api.errors import NotFoundError, ServerError
 
 if TYPE_CHECKING:
     from actors.served_agents.a2a import A2AFrontend
@@ -52,12 +52,13 @@ class ServedAgents:
 
     @cached_property
     def a2a(self) -> A2AFrontend:
-        """Raises ``NotInstalledError`` without the package."""
+        """Raises ``ServerError`` (501) without the package."""
         try:
             from actors.served_agents.a2a import A2AFrontend
         except ModuleNotFoundError as error:
-            raise NotInstalledError(
-                f"This server speaks no A2A without the package {error.name!r}: pip install 'troupe[a2a]'."
+            raise ServerError(
+                f"This server speaks no A2A without the package {error.name!r}: pip install 'troupe[a2a]'.",
+                status=501,
             ) from error
         return A2AFrontend(self.pools, self.chat, self._needs_key, self._version, self._recordings)
 

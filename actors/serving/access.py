@@ -27,7 +27,7 @@ from actors.serving.intake import OPEN_PATHS, HttpMiddleware
 from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts, unknown_key
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
-from policies.model_api.dialects.errors import HttpError, status_of
+from policies.model_api.dialects.errors import status_of
 from policies.model_api.errors import RequestError
 from policies.model_api.frontend import Charge
 
@@ -102,14 +102,14 @@ class Caller:
         self._requests.spend(1)
 
     def check_allowance(self) -> None:
-        """Raise ``HttpError`` (429) where the caller has used too much."""
-        for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+        """Raise ``RequestError`` (429) where the caller has used too much."""
+        for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if seconds := bucket.seconds_to_wait():
                 retry_after = math.ceil(seconds)
-                raise HttpError(
-                    429,
-                    f"The key {self.name!r} has used its {kind} a minute: try again in {retry_after} s.",
-                    kind=kind,
+                raise RequestError(
+                    f"The key {self.name!r} has used its {unit} a minute: try again in {retry_after} s.",
+                    status=429,
+                    unit=unit,
                     code="rate_limit_exceeded",
                     retry_after=retry_after,
                 )
@@ -176,9 +176,9 @@ class Access:
         caller = self._caller(headers)
         caller.check_allowance()
         if self._num_open >= self._max_open_requests:
-            raise HttpError(
-                503,
+            raise RequestError(
                 f"{self._num_open} requests are open, which is as many as this replica takes: try again.",
+                status=503,
                 retry_after=1,
             )
         caller.charge_request()
@@ -203,8 +203,9 @@ class Access:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
         host = hostname(value)[:MAX_LOGGED]
         if not self._serves(host):
-            raise HttpError(
-                403, f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be."
+            raise RequestError(
+                f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be.",
+                status=403,
             )
 
     def _serves(self, host: str) -> bool:
@@ -261,9 +262,9 @@ class AccessControl(HttpMiddleware):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise HttpError(
-                504,
+            raise RequestError(
                 f"The request took more than {seconds:g} s, the limit of this server: ask for fewer tokens.",
+                status=504,
                 code="request_timeout",
             ) from None
 

@@ -29,7 +29,7 @@ from environments.data.recordings import Recordings
 from environments.errors import TroupeError
 from policies.agent_api.context import IdempotencyKey, RequestContext
 from policies.model_api.dialects.base import DONE, Dialect, Json
-from policies.model_api.dialects.errors import HttpError, openai_error
+from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
@@ -43,7 +43,7 @@ class BodyLimit(HttpMiddleware):
             async with asyncio.timeout(MAX_BODY_SECONDS):
                 body = await _body(scope, receive)
         except TimeoutError:
-            error = HttpError(408, f"The body took more than {MAX_BODY_SECONDS} s.")
+            error = RequestError(f"The body took more than {MAX_BODY_SECONDS} s.", status=408)
             await reject(error, scope, receive, send)
         except RequestError as error:
             await reject(error, scope, receive, send)
@@ -70,7 +70,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
 
 def _check_size(number: int) -> None:
     if number > MAX_BODY_BYTES:
-        raise HttpError(413, f"The body is larger than {MAX_BODY_BYTES} bytes: send less.")
+        raise RequestError(f"The body is larger than {MAX_BODY_BYTES} bytes: send less.", status=413)
 
 
 http = FastAPI(title="Troupe policy server")
@@ -89,8 +89,8 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
 async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
     if request.method == "POST" and not kind.endswith("json"):
-        unread = HttpError(
-            415, f"The body is sent as {kind[:50]!r}: send JSON, with Content-Type: application/json."
+        unread = RequestError(
+            f"The body is sent as {kind[:50]!r}: send JSON, with Content-Type: application/json.", status=415
         )
         return await _error(request, unread)
     return await _error(request, invalid_body(error.errors()))
@@ -101,8 +101,8 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Unknown addresses and methods, and bodies that cannot be read."""
     if error.status_code == 404:
         served = ", ".join(sorted({route.path for route in http.routes if isinstance(route, APIRoute)}))
-        return await _error(request, HttpError(404, f"Nothing is served here. What is: {served}."))
-    return await _error(request, HttpError(error.status_code, f"{error.detail}."))
+        return await _error(request, RequestError(f"Nothing is served here. What is: {served}.", status=404))
+    return await _error(request, RequestError(f"{error.detail}.", status=error.status_code))
 
 
 class Replica(Protocol):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from actors.settings import ServerConfig
 from environments.bounds import Bound, check_choice
 from environments.errors import ConfigError
-from policies.model_api.dialects.errors import HttpError
+from policies.model_api.errors import RequestError
 
 logger = logging.getLogger("ray.serve")
 
@@ -95,10 +95,10 @@ class KeysFile:
             return None
 
 
-def unknown_key(remedy: str) -> HttpError:
+def unknown_key(remedy: str) -> RequestError:
     """The error for a request whose key, if it has one, opens nothing here."""
     text = f"{remedy}, as `Authorization: Bearer KEY` or `x-api-key: KEY`."
-    return HttpError(401, text, code="invalid_api_key")
+    return RequestError(text, status=401, code="invalid_api_key")
 
 
 def sent_keys(headers: Mapping[str, str]) -> list[str]:

@@ -4,8 +4,8 @@
             └──────────────────┬─────────────────────┘
                             tree.py         TrainConfig: one tree of dataclasses
                                │
-    command line, recipe,   compose.py ◀── former.py      names of earlier versions, and what stands for them
-    dict, settings.yaml ──▶    │       ◀── unknown.py     names that nobody knows, and the nearest one
+    command line, recipe,   compose.py ◀── unknown.py     names that nobody knows, and what stands for them
+    dict, settings.yaml ──▶    │
                                ▼
                           TrainConfig ──▶ launch/validation/   bounds first, then one setting against another
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from environments.bounds import leaves
 from environments.errors import ConfigError
-from launch.settings import former
 from launch.settings.address import masked
 from launch.settings.tree import TrainConfig, mismatch_of_dtypes, rollouts_of_an_update
 from launch.settings.unknown import unknown
@@ -33,9 +32,6 @@ def register() -> None:
     for default in (rollouts_of_an_update, mismatch_of_dtypes):
         OmegaConf.register_new_resolver(default.__name__, default)
     tree = OmegaConf.structured(TrainConfig)
-    for name in former.NAMES:  # Hydra takes no other names than those of the tree, and keys of its dicts
-        if name.rpartition(".")[0] not in field_names():
-            OmegaConf.update(tree, name, None, force_add=True)
     for name in field_names():
         node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
         if isinstance(node, DictConfig):
@@ -47,7 +43,7 @@ def compose(overrides: list[str]) -> TrainConfig:
     """The configuration of ``overrides`` such as ``recipe=calculator learner.optimizer.lr=1e-4``.
 
     Raises:
-        ConfigError: an unknown key or recipe, a value of the wrong type, or a setting by two names.
+        ConfigError: an unknown key or recipe, or a value of the wrong type.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -55,9 +51,8 @@ def compose(overrides: list[str]) -> TrainConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     register()
-    named = {override.key_or_group: override.value() for override in _parsed(overrides)}
-    _check_named_once(named)
-    if "demonstrations" in named and not named.keys() & {RECIPE, "workload", "dataset"}:
+    named = {override.key_or_group for override in _parsed(overrides)}
+    if "demonstrations" in named and not named & {RECIPE, "workload", "dataset"}:
         overrides = [f"{RECIPE}={SUPERVISED}", *overrides]
     try:
         with initialize_config_module("launch.recipes", version_base=None):
@@ -74,67 +69,38 @@ def as_train_config(given: Any) -> TrainConfig:
     well; ``None`` stands for the defaults.
 
     Raises:
-        ConfigError: a key that ``TrainConfig`` does not have, a value of the wrong type, or a setting by two
-            names.
+        ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
     """
-    from omegaconf import DictConfig
-
     if isinstance(given, Sequence) and not isinstance(given, str):
         return compose([str(each) for each in given])
-    settings = _as_mapping(given)
-    if not isinstance(given, DictConfig):  # which has the defaults of today beside what was set
-        _check_named_once(_known(settings))
-    return _made(settings)
+    return with_overrides(given, ())
 
 
-def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> TrainConfig:
-    """The configuration of a run's settings file, in which ``overrides`` have changed something.
+def with_overrides(given: Any, overrides: Sequence[str]) -> TrainConfig:
+    """The configuration of a run's settings file, or of a tree, with ``overrides``.
 
     Raises:
-        ConfigError: an override cannot be read, or names no setting; the file is of something else, or has a
-            setting by two names.
+        ConfigError: an override cannot be read, or names no setting; the file is of something else.
     """
-    given = _known(_as_mapping(settings))
-    _check_named_once(given)
-    settings = former.translated(given)  # first, since an override by the new name holds over the old one
-    for override in _parsed(overrides):
-        _check(override)
-        settings = {**settings, override.key_or_group: override.value()}  # the later one holds
-    return _made(settings)
-
-
-def _made(given: Mapping[Any, Any]) -> TrainConfig:
     from hydra.core.utils import setup_globals
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    settings = dict(_settings(_as_mapping(given), field_names()))
+    for override in _parsed(overrides):
+        _check(override)
+        settings |= _settings({override.key_or_group: override.value()}, field_names())
     register()
     setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
     tree = OmegaConf.structured(TrainConfig)
     try:
-        for name, value in former.translated(_known(given)).items():
+        for name, value in settings.items():
             OmegaConf.update(tree, name, value)
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
         raise ConfigError(_readable(error)) from error
     assert isinstance(config, TrainConfig)
     return config
-
-
-def _check_named_once(settings: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a setting that has a value by a former name and by that of today."""
-    present = {name: value for name, value in settings.items() if value is not None}
-    names = {leaf for name, value in present.items() for leaf in _leaf_names(name, value)}
-    for before, (place, _) in {**former.MOVED, **former.PAIRS}.items():
-        if names >= {before, now := place.replace(":", ".")}:
-            raise ConfigError(
-                f"The settings have {before} and {now}, its name of today: leave the first out."
-            )
-
-
-def _known(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """The settings by their dotted names. Raises ``ConfigError`` for a name that none has."""
-    return dict(_settings(settings, {*field_names(), *former.NAMES}))
 
 
 def _as_mapping(given: Any) -> Mapping[Any, Any]:
@@ -152,7 +118,7 @@ def _as_mapping(given: Any) -> Mapping[Any, Any]:
     return given or {}
 
 
-def _settings(tree: Mapping[Any, Any], known: set[str], section: str = "") -> Iterator[tuple[str, Any]]:
+def _settings(tree: Mapping[Any, Any], known: list[str], section: str = "") -> Iterator[tuple[str, Any]]:
     """The settings in ``tree`` by their dotted names. Raises ``ConfigError`` for one that is not ``known``.
 
     Hydra lets a ``+`` add anything to a tree, and merging it with dataclasses does not take that away.

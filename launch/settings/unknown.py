@@ -36,11 +36,15 @@ REFERENCE_SETTINGS = {
 
 SYNONYMS = {
     "algorithm.clip_high": "clip_ratio cliprange clip_range clip_eps epsilon eps_clip",
+    "algorithm.correction.mask_outside": "mask_below mask_above",
     "algorithm.entropy_coef": "entropy_coeff entropy entropy_bonus ent_coef",
     "algorithm.kl.coef": "beta kl_coef kl_beta kl_loss_coef kl_penalty init_kl_coef kl_coeff",
     "algorithm.loss_aggregation": "loss_agg_mode loss_type",
     "algorithm.name": "adv_estimator algo method",
+    "algorithm.overlong": "overlong_penalty overlong_buffer_tokens overlong_buffer",
     "evaluation.every": "eval_steps eval_every test_freq eval_interval",
+    "fleet.nodes": "num_cpus_per_actor",
+    "fleet.num_actors": "min_actors",
     "learner.dtype": "bf16 fp16 precision mixed_precision torch_dtype",
     "learner.lora.rank": "lora_rank lora_r",
     "learner.micro_batch_tokens": "micro_batch_size gradient_accumulation_steps "
@@ -48,20 +52,27 @@ SYNONYMS = {
     "learner.mini_batch_size": "ppo_mini_batch_size minibatch_size",
     "learner.num_epochs": "ppo_epochs epochs num_train_epochs num_iterations",
     "learner.optimizer.lr": "lr learning_rate actor_lr",
+    "learner.optimizer.min_lr_ratio": "schedule lr_schedule lr_scheduler lr_scheduler_type",
+    "learner.verl": "lora_alpha alpha target_modules betas",
     "model.path": "model model_name model_name_or_path base_model pretrained checkpoint_path",
     "rollout.group_size": "n num_generations num_rollouts n_samples samples_per_prompt rollout_n",
     "rollout.groups_per_step": "batch_size train_batch_size rollout_batch_size",
     "rollout.max_prompt_tokens": "max_prompt_length",
     "rollout.max_response_tokens": "max_response_length max_completion_length max_new_tokens max_tokens",
     "rollout.max_steps": "max_turns max_episode_steps",
-    "run.checkpoints": "save_steps save_freq save_every save_interval save_total_limit checkpoint_to",
+    "run.checkpoints": "save_steps save_freq save_every save_interval save_total_limit checkpoint_to "
+    "checkpoint_every checkpoints_kept",
     "run.directory": "output_dir out_dir default_local_dir checkpoint_dir save_dir",
     "run.num_steps": "total_training_steps total_steps total_epochs train_steps num_updates",
     "run.resume": "resume_mode resume_from resume_from_checkpoint auto_resume",
+    "selection.masked_reasons": "overlong_filter",
+    "selection.reward_range": "min_reward max_reward",
+    "server.access.hosts": "public_url",
+    "server.access.per_minute": "requests_per_minute tokens_per_minute",
     "server.engine.max_model_tokens": "max_model_len max_seq_len max_seq_length context_length",
     "server.http_port": "port",
 }
-"""The last parts of names that other programs have for a setting."""
+"""The last parts of names that other programs, or earlier states of this one, have for a setting."""
 ABSENT = {
     "Tasks, agent and rewards come from a file (dataset=tasks.jsonl held_out=test.jsonl agent=math "
     "reward=math), from a recipe (recipe=calculator) or from a module of your own "

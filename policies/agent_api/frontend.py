@@ -24,7 +24,7 @@ from policies.agent_api.context import (
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
 from policies.model_api.dialects.base import Json, read
-from policies.model_api.errors import InvalidRequestError, ServerError, TimeLimitError, unknown_model
+from policies.model_api.errors import InvalidRequestError, ServerError, unknown_model
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.reply import choice_of, usage_of
 from policies.sampler import SamplingParams
@@ -176,7 +176,7 @@ def _check_ended_well(trajectory: Trajectory) -> None:
     reason = trajectory.termination_reason
     assert reason is not None
     if reason is TerminationReason.TIMEOUT:
-        raise TimeLimitError("The agent took longer than its time limit.")
+        raise ServerError("The agent took longer than its time limit.", status=504)
     if reason is TerminationReason.PROMPT_TOO_LONG and not trajectory.steps:
         raise InvalidRequestError(
             f"The message is too long: {trajectory.error}", param="messages", code="context_length_exceeded"

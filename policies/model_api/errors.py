@@ -15,9 +15,11 @@ class RequestError(TroupeError):
     """A request that is not answered as it asks.
 
     Args:
+        status: of HTTP, where it is not that of the kind of error.
         param: the field at fault.
         code: names the error for programs.
         retry_after: seconds after which the same request may be answered.
+        unit: of what too much was asked: "requests" or "tokens".
     """
 
     status: int = 400
@@ -26,12 +28,16 @@ class RequestError(TroupeError):
         self,
         message: str,
         *,
+        status: int | None = None,
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        unit: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.status = status or self.status
         self.message, self.param, self.code, self.retry_after = message, param, code, retry_after
+        self.unit = unit
 
 
 class InvalidRequestError(RequestError):
@@ -55,18 +61,6 @@ class ConflictError(RequestError):
     status = 409
 
 
-class KeyReusedError(RequestError):
-    """The idempotency key came with another body before."""
-
-    status = 422
-
-
-class RateLimitError(RequestError):
-    """Too many requests have come."""
-
-    status = 429
-
-
 class ServerError(RequestError):
     """The request is right, and the server has failed."""
 
@@ -77,18 +71,6 @@ class UnavailableError(ServerError):
     """The server cannot answer for now."""
 
     status = 503
-
-
-class TimeLimitError(ServerError):
-    """The answer has taken too long."""
-
-    status = 504
-
-
-class NotInstalledError(ServerError):
-    """A package is missing."""
-
-    status = 501
 
 
 def request_error(error: Exception) -> RequestError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from policies.model_api.errors import RequestError, request_error
+from policies.model_api.errors import request_error
 
 Json = dict[str, Any]
 
@@ -26,22 +25,6 @@ UNSUPPORTED: dict[str | None, Json] = {
 server holds, by which their own tool loop sends only what is new."""
 
 
-class HttpError(RequestError):
-    """A request that HTTP itself rejects, before anything behind it sees the request.
-
-    Args:
-        kind: of requests that are too many, as OpenAI has it: "requests" or "tokens".
-    """
-
-    def __init__(self, status: int, message: str, kind: str | None = None, **fields: Any) -> None:
-        super().__init__(message, **fields)
-        self.status, self.kind = status, kind
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By itself an exception is made anew from its message alone, in another process.
-        return partial(type(self), self.status), self.args, vars(self)
-
-
 def status_of(error: Exception) -> int:
     """The HTTP status of an error, whatever it is."""
     return request_error(error).status
@@ -52,7 +35,7 @@ def openai_error(error: Exception) -> tuple[int, Json]:
     known, status = request_error(error), status_of(error)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status == 429:
-        kind = known.kind if isinstance(known, HttpError) and known.kind else "rate_limit_error"
+        kind = known.unit or "rate_limit_error"
     body = {"message": known.message, "type": kind, "param": known.param, "code": known.code}
     return status, {"error": body}
 

@@ -211,7 +211,7 @@ FOR_EVALUATION = [
 ]
 
 OF_MODELS = [
-    ("model.path=config_of_unknown_type", r"model_type='qwen33'.*near: 'qwen3'"),
+    ("model.path=config_of_unknown_type", r"model_type='qwen33'.*Did you mean 'qwen3'"),
     ("model.path=config_of_other_weights", r"vocab_size=7, and model\.embed_tokens\.weight .* rows"),
     ("model.path=tokenizer_of_other_model", "tokens up to number 999999"),
     ("model.path=/nowhere", "/nowhere"),

@@ -30,7 +30,7 @@ from launch.reporting.audit import RunRecords, audit, no_rollout_lost, score_rea
 
 SETTINGS: dict[str, Any] = {
     "stages": ["warm_start", "reinforce"],
-    "rollout": {"group_size": 2, "max_staleness": 1},
+    "rollout": {"group_size": 2, "max_staleness": 1, "group_order": "tasks"},
     "run": {"max_recoveries": 2},
     "learner": {"mismatch_alarm": 1e-3},
 }
