@@ -75,38 +75,41 @@ class Measured:
     def share(self, role: str) -> float:
         """Share of a core that a process of the role takes on average, at the rate of requests."""
         usage, rate = self.usage, REQUESTS * self.replicas
-        seconds = 0.0
-        for (of, method), used in usage.cpu.items():
-            if of == DIRECTORY == role:
-                seconds += used / usage.seconds
-            elif of == role and method in OF_A_REQUEST:
-                seconds += used / usage.calls[SAMPLER, "sample"] * rate
-            elif of == role:
-                own = {FLEET: "put", DRIVER: "get"}.get(role, method)  # each by what it has done itself
-                seconds += used / max(1, usage.calls[STREAM, own]) * rate / self.turns
+        if role == DIRECTORY:
+            seconds = sum(used for (of, _), used in usage.cpu.items() if of == role) / usage.seconds
+        else:
+            of_requests = sum(usage.cpu[role, method] for method in OF_A_REQUEST)
+            request = of_requests / usage.calls[SAMPLER, "sample"] + self.of_a_rollout(role) / self.turns
+            seconds = request * rate
         return seconds / usage.num_processes[role]
+
+    def of_a_rollout(self, role: str) -> float:
+        """CPU seconds for a rollout, of what is not for its requests."""
+        seconds = (
+            used for (of, method), used in self.usage.cpu.items() if of == role and method not in OF_A_REQUEST
+        )
+        return sum(seconds) / self.usage.calls[STREAM, "put"]
 
     def row(self) -> Row:
         """The row of both tables."""
         usage = self.usage
-        num_rollouts, num_requests = usage.calls[STREAM, "put"], usage.calls[SAMPLER, "sample"]
+        num_requests = usage.calls[SAMPLER, "sample"]
         costs = (
             f"{1e6 * self.start / self.pairs:.0f}",
-            self.micro(FLEET, "resize", num_rollouts),
+            f"{1e6 * self.of_a_rollout(FLEET):.0f}",
             self.micro(FLEET, "record_turn"),
             self.micro(SAMPLER, "sample"),
             self.micro(SAMPLER, "poll"),
             f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
             self.micro(DIRECTORY, "samplers_of"),
-            self.micro(STREAM, "put", num_rollouts),
-            self.micro(DRIVER, "", usage.calls[STREAM, "get"]),
+            *(f"{1e6 * self.of_a_rollout(role):.0f}" for role in (STREAM, DRIVER)),
         )
         shares = {role: self.share(role) for role in CENTRAL}
         return Row(self.pairs, self.replicas, self.nodes, self.turns, os.getloadavg()[0], costs, shares)
 
-    def micro(self, role: str, method: str, count: float = 0) -> str:
-        """Microseconds of a call of ``method``, or of each of ``count``."""
-        count = count or self.usage.calls[role, method]
+    def micro(self, role: str, method: str) -> str:
+        """Microseconds of a call of ``method``."""
+        count = self.usage.calls[role, method]
         return f"{1e6 * self.usage.cpu[role, method] / count:.0f}" if count else "-"
 
 
