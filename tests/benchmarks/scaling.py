@@ -6,7 +6,8 @@
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
 replica, and a publish after each update. The CPU time of each process is measured over three updates: its
-own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
+own code, and pickle for what travels. Ray's own work at each call is not in it (``throughput.py`` has both),
+nor are collections of Python's garbage.
 
 Sizes are left out at which a pair would have less than 0.2 seconds for a turn. ``--rows`` keeps the others as
 they are measured: tables and plot are of all that it has, and none is measured again.
@@ -37,6 +38,7 @@ from simulated_system import (
     FLEET,
     SAMPLER,
     STREAM,
+    TRAINED,
     CountingLoop,
     Size,
     System,
@@ -88,7 +90,8 @@ class Measured:
         seconds = (
             used for (of, method), used in self.usage.cpu.items() if of == role and method not in OF_A_REQUEST
         )
-        return sum(seconds) / self.usage.calls[STREAM, "put"]
+        # The first updates train on rollouts that have piled up: more than end meanwhile.
+        return sum(seconds) / self.usage.calls[(DRIVER, TRAINED) if role == DRIVER else (STREAM, "put")]
 
     def row(self) -> Row:
         """The row of both tables."""
@@ -150,13 +153,13 @@ async def measured(
         start = sum(system.fleet.cpu.values())
         training = system.driver.run(system.driver.target.train)
         before = await usage_after(1, system, training)
-        gc.freeze()  # or a collection walks over the objects of all processes, and is counted in one
+        gc.disable()  # a collection walks over the objects of all processes, and is counted in one
         usage = (await usage_after(4, system, training)).since(before)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        gc.unfreeze()
+        gc.enable()
         return start, usage
 
 
