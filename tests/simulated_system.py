@@ -59,6 +59,8 @@ FLEET, SAMPLER, DIRECTORY, STREAM, DRIVER, REPLICA, ACTOR = ROLES = (
 APP = "simulated"
 CARRIED = {"sample", "poll", "put", "get", "submit", "record_turn"}
 """Calls whose arguments and results are pickled: they hold data, and no handles."""
+TRAINED = "trained"
+"""Name by which the driver's rollouts are counted among its calls."""
 _PROCESS: ContextVar[Process] = ContextVar("process")
 _METHOD = ContextVar("method", default="")
 """Name of the call that is being served, also in the tasks that it has started."""
@@ -558,6 +560,7 @@ class Driver:
                 reason = place(selection, group, self._progress.version, self.config, self._algorithm)
                 assert reason is None, f"{group.group_id}: {reason}"
             self.updates.append(selection)
+            system.driver.calls[TRAINED] += sum(len(group.trajectories) for group in selection.groups)
             if size.gives_credit:
                 self._credit(selection)
             await asyncio.sleep(size.update_seconds)

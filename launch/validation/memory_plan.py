@@ -40,7 +40,7 @@ PAIR = 0.07 * GB
 """A rollout actor with one pair."""
 SHARED_PAIR = 0.009 * GB
 """A pair and its part of a rollout actor that has 16 of them."""
-REST = 1.63 * GB
+REST = 1.53 * GB
 """Ray, Serve's controller, the driver, the fleet, the sampler and the weight store."""
 GPU_CONTEXT = 1.0 * GB
 """CUDA and NCCL in a process. Not measured."""
@@ -264,7 +264,8 @@ def _ranks(
     """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
     weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
     host, and there the copy of weights and moments that a checkpoint is written from. On CPUs the copy counts
-    as far as it is larger than the micro-batch: a disk that is as slow as updates takes more.
+    as far as it is larger than the micro-batch, and the share of weights that is read again for the export
+    as far as it is larger than the gradients: a disk that is as slow as updates takes more.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -292,7 +293,8 @@ def _ranks(
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
     if not on_gpu:
-        return [replace(rank, checkpoint=max(0.0, copy - rank.activations - rank.logits))]
+        exported = max(0.0, master * shape.num_parameters / num_ranks - trained)
+        return [replace(rank, checkpoint=exported + max(0.0, copy - rank.activations - rank.logits))]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
     loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)

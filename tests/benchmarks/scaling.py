@@ -6,7 +6,8 @@
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
 replica, and a publish after each update. The CPU time of each process is measured over three updates: its
-own code, and pickle for what travels. Ray's own work at each call is not in it: ``throughput.py`` has both.
+own code, and pickle for what travels. Ray's own work at each call is not in it (``throughput.py`` has both),
+nor are collections of Python's garbage.
 
 Sizes are left out at which a pair would have less than 0.2 seconds for a turn. ``--rows`` keeps the others as
 they are measured: tables and plot are of all that it has, and none is measured again.
@@ -37,6 +38,7 @@ from simulated_system import (
     FLEET,
     SAMPLER,
     STREAM,
+    TRAINED,
     CountingLoop,
     Size,
     System,
@@ -75,38 +77,42 @@ class Measured:
     def share(self, role: str) -> float:
         """Share of a core that a process of the role takes on average, at the rate of requests."""
         usage, rate = self.usage, REQUESTS * self.replicas
-        seconds = 0.0
-        for (of, method), used in usage.cpu.items():
-            if of == DIRECTORY == role:
-                seconds += used / usage.seconds
-            elif of == role and method in OF_A_REQUEST:
-                seconds += used / usage.calls[SAMPLER, "sample"] * rate
-            elif of == role:
-                own = {FLEET: "put", DRIVER: "get"}.get(role, method)  # each by what it has done itself
-                seconds += used / max(1, usage.calls[STREAM, own]) * rate / self.turns
+        if role == DIRECTORY:
+            seconds = sum(used for (of, _), used in usage.cpu.items() if of == role) / usage.seconds
+        else:
+            of_requests = sum(usage.cpu[role, method] for method in OF_A_REQUEST)
+            request = of_requests / usage.calls[SAMPLER, "sample"] + self.of_a_rollout(role) / self.turns
+            seconds = request * rate
         return seconds / usage.num_processes[role]
+
+    def of_a_rollout(self, role: str) -> float:
+        """CPU seconds for a rollout, of what is not for its requests."""
+        seconds = (
+            used for (of, method), used in self.usage.cpu.items() if of == role and method not in OF_A_REQUEST
+        )
+        # The first updates train on rollouts that have piled up: more than end meanwhile.
+        return sum(seconds) / self.usage.calls[(DRIVER, TRAINED) if role == DRIVER else (STREAM, "put")]
 
     def row(self) -> Row:
         """The row of both tables."""
         usage = self.usage
-        num_rollouts, num_requests = usage.calls[STREAM, "put"], usage.calls[SAMPLER, "sample"]
+        num_requests = usage.calls[SAMPLER, "sample"]
         costs = (
             f"{1e6 * self.start / self.pairs:.0f}",
-            self.micro(FLEET, "resize", num_rollouts),
+            f"{1e6 * self.of_a_rollout(FLEET):.0f}",
             self.micro(FLEET, "record_turn"),
             self.micro(SAMPLER, "sample"),
             self.micro(SAMPLER, "poll"),
             f"{usage.calls[SAMPLER, 'poll'] / num_requests:.2f}",
             self.micro(DIRECTORY, "samplers_of"),
-            self.micro(STREAM, "put", num_rollouts),
-            self.micro(DRIVER, "", usage.calls[STREAM, "get"]),
+            *(f"{1e6 * self.of_a_rollout(role):.0f}" for role in (STREAM, DRIVER)),
         )
         shares = {role: self.share(role) for role in CENTRAL}
         return Row(self.pairs, self.replicas, self.nodes, self.turns, os.getloadavg()[0], costs, shares)
 
-    def micro(self, role: str, method: str, count: float = 0) -> str:
-        """Microseconds of a call of ``method``, or of each of ``count``."""
-        count = count or self.usage.calls[role, method]
+    def micro(self, role: str, method: str) -> str:
+        """Microseconds of a call of ``method``."""
+        count = self.usage.calls[role, method]
         return f"{1e6 * self.usage.cpu[role, method] / count:.0f}" if count else "-"
 
 
@@ -147,13 +153,13 @@ async def measured(
         start = sum(system.fleet.cpu.values())
         training = system.driver.run(system.driver.target.train)
         before = await usage_after(1, system, training)
-        gc.freeze()  # or a collection walks over the objects of all processes, and is counted in one
+        gc.disable()  # a collection walks over the objects of all processes, and is counted in one
         usage = (await usage_after(4, system, training)).since(before)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        gc.unfreeze()
+        gc.enable()
         return start, usage
 
 
