@@ -80,7 +80,7 @@ class ChatEndpoint:
         """
         import openai
 
-        key = self._key()
+        key = self.key()
         try:
             client = _client(self.base_url, key, self.timeout_seconds, self.retries, os.getpid())
             return read(client.post(path, cast_to=object, body={"model": self.model, **body}))
@@ -94,7 +94,8 @@ class ChatEndpoint:
             f"{self.timeout_seconds:g}, retries={self.retries}): {fault.replace(key, '***')[:MAX_FAULT]}"
         )
 
-    def _key(self) -> str:
+    def key(self) -> str:
+        """The server's key, of this process. Raises ``ConfigError`` as ``post`` does."""
         if self.key_variable is None:
             return "none"
         key = os.environ.get(self.key_variable, "").strip()

@@ -21,6 +21,7 @@ from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.model_paths import model_folder
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, algorithm_of
+from launch.training.stages.base import Stage
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.memory_plan import Process, processes, shape_of
 from launch.validation.workload import check_model
@@ -246,3 +247,41 @@ def test_served_teacher_scores_sampled_tokens_and_no_others(tiny_model: Path) ->
     for sample, before in zip(found, samples, strict=True):
         pairs = zip(before.response_ids, before.loss_mask, strict=True)
         assert list(sample.teacher_logprobs) == [-number / 8 * bit for number, bit in pairs]
+
+
+# -- imitation -----------------------------------------------------------------------------------------
+
+
+def imitation(address: str, *settings: str) -> Stage:
+    named = ["stages=[imitation]", f"stage_settings.imitation.teacher={address}"]
+    named += ["stage_settings.imitation.teacher_model=large", "stage_settings.imitation.num_steps=7"]
+    (stage,) = chosen_stages(compose([SETTINGS[0], *named, *settings]))
+    return stage
+
+
+def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
+    with serving(lambda *_: "Hello.") as server:
+        stage = imitation(server.url, "stage_settings.imitation.batch_size=5", "warm_start.num_epochs=3")
+        stage.check_workload(calculator.workload(0))
+    assert [body["model"] for body in server.bodies] == ["large"]
+    assert (stage.num_steps, stage.config.warm_start.batch_size) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "message"),
+    [
+        ("http://127.0.0.1:9/v1", [], r"stage_settings\.imitation\.teacher: The server at http.* be reached"),
+        ("localhost:8000", [], "base_url is no web address"),
+        (
+            "http://h/v1",
+            ["stage_settings.imitation.teacher_key=NO_KEY"],
+            r"key_variable='NO_KEY', .* not set",
+        ),
+        ("http://h/v1", ["stage_settings.imitation.steps=7"], r"stage_settings\.imitation={.*steps"),
+        ("http://h/v1", ["stage_settings.imitation.num_steps=-7"], r"num_steps=-7 has to be at least 0"),
+        ("http://h/v1", ["algorithm.name=ppo"], r"algorithm\.name=ppo starts a critic, which has no effect"),
+    ],
+)
+def test_imitation_that_cannot_work_is_refused(address: str, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        imitation(address, *settings).check_workload(calculator.workload(0))
