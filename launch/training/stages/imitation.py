@@ -44,7 +44,7 @@ class Imitation(WarmStart):
         settings: those of ``warm_start`` but for ``num_epochs``, with its values where they are left out.
 
     Raises:
-        ConfigError: the address is none, or the variable of the key is not set.
+        ConfigError: the address is none, or a setting is out of its bounds.
     """
 
     name = "imitation"
@@ -62,12 +62,7 @@ class Imitation(WarmStart):
         own = replace(config.warm_start, num_epochs=0, **settings)
         check_bounds(own, "stage_settings.imitation.")
         super().__init__(replace(config, warm_start=own))
-        endpoint = ChatEndpoint(teacher, teacher_model, teacher_key or None)
-        self._sampler: dict[str, Any] = {
-            "base_url": teacher,
-            "model": teacher_model,
-            "api_key": endpoint.key(),
-        }
+        self._teacher = ChatEndpoint(teacher, teacher_model, teacher_key or None)
         self._num_tasks = num_tasks or None
 
     @property
@@ -82,18 +77,21 @@ class Imitation(WarmStart):
         params = evaluation_params(self.config).replace(max_tokens=1)
         hello = SampleRequest(messages=[{"role": "user", "content": "Hello"}], params=params)
         try:
-            asyncio.run(OpenAISampler(**self._sampler).sample(hello))
+            asyncio.run(OpenAISampler(**self._sampler()).sample(hello))
         except SamplerError as error:
             raise ConfigError(f"stage_settings.imitation.teacher: {error}") from error
 
     def conversations(self, run: Components, state: RunState) -> Sequence[list[Message]]:
         tasks, file = run.workload.train_dataset[: self._num_tasks], state.directory / PLAYED
-        run.tracker.announce(f"{self._sampler['model']} plays {len(tasks)} tasks, for {file}.")
-        params = evaluation_params(self.config)
-        with execution_engine(
-            self.config, run.workload, len(tasks), params, "openai", self._sampler
-        ) as engine:
+        run.tracker.announce(f"{self._teacher.model} plays {len(tasks)} tasks, for {file}.")
+        params, sampler = evaluation_params(self.config), self._sampler()
+        with execution_engine(self.config, run.workload, len(tasks), params, "openai", sampler) as engine:
             asyncio.run(engine.execute_tasks(tasks, file))
         found, sentence = read_conversations(file)
         run.tracker.announce(sentence)
         return found
+
+    def _sampler(self) -> dict[str, Any]:
+        """Arguments of the teacher's sampler."""
+        teacher = self._teacher
+        return {"base_url": teacher.base_url, "model": teacher.model, "api_key": teacher.key()}
