@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from environments.bounds import check_bounds
+from environments.bounds import Bound, check_bounds
 from environments.chat_endpoint import ChatEndpoint
 from environments.data.conversation_file import read_conversations
 from environments.errors import ConfigError, SamplerError
@@ -61,6 +61,7 @@ class Imitation(WarmStart):
     ) -> None:
         own = replace(config.warm_start, num_epochs=0, **settings)
         check_bounds(own, "stage_settings.imitation.")
+        Bound(at_least=0).check_value("stage_settings.imitation.num_tasks", num_tasks)
         super().__init__(replace(config, warm_start=own))
         self._teacher = ChatEndpoint(teacher, teacher_model, teacher_key or None)
         self._num_tasks = num_tasks or None

@@ -279,6 +279,7 @@ def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
         ),
         ("http://h/v1", ["stage_settings.imitation.steps=7"], r"stage_settings\.imitation={.*steps"),
         ("http://h/v1", ["stage_settings.imitation.num_steps=-7"], r"num_steps=-7 has to be at least 0"),
+        ("http://h/v1", ["stage_settings.imitation.num_tasks=-7"], r"num_tasks=-7 has to be at least 0"),
         ("http://h/v1", ["algorithm.name=ppo"], r"algorithm\.name=ppo starts a critic, which has no effect"),
     ],
 )
