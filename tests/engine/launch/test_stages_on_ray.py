@@ -168,12 +168,12 @@ def test_successes_of_a_teacher_are_imitated(ray_cluster: None, tmp_path: Path) 
         return rf"\boxed{{{int(found[1]) + int(found[2])}}}" if found else r"\boxed{0}"
 
     with serving(teach) as teacher:
-        settings = {"teacher": teacher.url, "teacher_model": "adds", "num_tasks": 24, "num_steps": 10}
+        own = f'{{teacher: "{teacher.url}", teacher_model: adds, num_tasks: 24, num_steps: 10}}'
         config = compose(
             [
                 "recipe=calculator",
                 "stages=[imitation]",
-                f"stage_settings.imitation={json.dumps(settings)}",
+                f"stage_settings.imitation={own}",
                 "warm_start={num_steps: 0, batch_size: 8}",
                 "fleet.num_actors=2",
                 f"run.directory={tmp_path}",
