@@ -1,12 +1,12 @@
-"""A model behind an OpenAI-compatible address, called from an environment: as a judge, or as an opponent."""
+"""A model behind an OpenAI-compatible address: a judge, an opponent in an environment, or a teacher."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from environments.errors import ConfigError, EnvironmentFailure
@@ -15,6 +15,7 @@ from environments.types import Message
 if TYPE_CHECKING:
     from openai import OpenAI
 
+Result = TypeVar("Result")
 MAX_FAULT = 500
 """Characters of a server's own words in an error."""
 
@@ -65,34 +66,36 @@ class ChatEndpoint:
         Args:
             form: further fields of this request, such as ``response_format``.
 
+        Raises as ``post`` does.
+        """
+        body = {"messages": list(messages), **self.options, **form}
+        return self.post("/chat/completions", body, _reply)
+
+    def post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], Result]) -> Result:
+        """Return what ``read`` makes of the answer to ``body``, to which the model's name is added.
+
         Raises:
             ConfigError: the variable of the key is not set, or holds no key.
             EnvironmentFailure: there is no answer. Its message, and what is behind it, are without the key.
         """
         import openai
 
-        key = self._key()
-        body = {"model": self.model, "messages": list(messages), **self.options, **form}
+        key = self.key()
         try:
             client = _client(self.base_url, key, self.timeout_seconds, self.retries, os.getpid())
-            response: Any = client.post("/chat/completions", cast_to=object, body=body)
-            choice, usage = response["choices"][0], response.get("usage")
-            return Reply(
-                text=str(choice["message"].get("content") or "").encode("utf-8", "replace").decode(),
-                finish_reason=str(choice.get("finish_reason") or "stop"),
-                num_tokens=None if usage is None else usage["prompt_tokens"] + usage["completion_tokens"],
-            )
+            return read(client.post(path, cast_to=object, body={"model": self.model, **body}))
         except openai.OpenAIError as error:
             fault = str(error)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            fault = f"it sent no chat completion ({error!r})"
+            fault = f"it sent no answer of {path} ({error!r})"
         # Not as its cause: a server may repeat the key, and a traceback would show it.
         raise EnvironmentFailure(
             f"The model {self.model!r} at {self.base_url} does not answer (timeout_seconds="
             f"{self.timeout_seconds:g}, retries={self.retries}): {fault.replace(key, '***')[:MAX_FAULT]}"
         )
 
-    def _key(self) -> str:
+    def key(self) -> str:
+        """The server's key, of this process. Raises ``ConfigError`` as ``post`` does."""
         if self.key_variable is None:
             return "none"
         key = os.environ.get(self.key_variable, "").strip()
@@ -107,6 +110,15 @@ class ChatEndpoint:
                 "break or an invisible space: copy the key again."
             )
         return key
+
+
+def _reply(response: Any) -> Reply:
+    choice, usage = response["choices"][0], response.get("usage")
+    return Reply(
+        text=str(choice["message"].get("content") or "").encode("utf-8", "replace").decode(),
+        finish_reason=str(choice.get("finish_reason") or "stop"),
+        num_tokens=None if usage is None else usage["prompt_tokens"] + usage["completion_tokens"],
+    )
 
 
 @functools.lru_cache(maxsize=16)

@@ -111,38 +111,17 @@ def roll_out(
     config: TrainConfig, workload: Workload, tasks: Dataset, model_path: str, results_file: Path
 ) -> list[Trajectory]:
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
-    from actors.engine import AgentExecutionEngine
     from launch.cluster.served_model import policy_app
-    from launch.training.rollout_requests import evaluation_params
+    from launch.training.rollout_requests import evaluation_params, execution_engine
 
-    rollout, params = config.rollout, evaluation_params(config)
-    sampling = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "max_tokens": rollout.max_turn_tokens,
-        "seed": config.seed,
-    }
     with policy_app(config, served_model(model_path, config.model.chat_template_kwargs)) as (app, start):
-        engine = AgentExecutionEngine(
-            agent_class=workload.agent_class,
-            env_class=workload.env_class,
-            rollout=workload.rollout,
-            agent_args=workload.agent_args,
-            env_args=workload.env_args,
-            engine_name="serve",
-            rollout_engine_args={
-                "app_name": app.name,
-                "model_path": model_path,
-                "chat_template_kwargs": config.model.chat_template_kwargs,
-            },
-            sampling_params=sampling,
-            max_response_length=rollout.max_response_tokens,
-            max_prompt_length=rollout.max_prompt_tokens,
-            n_parallel_agents=min(config.fleet.num_actors, len(tasks)),
-            max_steps=rollout.max_steps,
-            trajectory_timeout=rollout.timeout_seconds,
-            retry_limit=config.fleet.retries,
-        )
+        policy = {
+            "app_name": app.name,
+            "model_path": model_path,
+            "chat_template_kwargs": config.model.chat_template_kwargs,
+        }
+        params = evaluation_params(config).replace(seed=config.seed)
+        engine = execution_engine(config, workload, len(tasks), params, "serve", policy)
         with engine:
             engine.start()  # its actors start while the server loads the model
             start()

@@ -30,7 +30,9 @@ class Rehearse(Stage):
         return OptimizerConfig(lr=self._lr)
 
     def step(self, run: Components, recovery: RunState, clock: Clock) -> None:
-        batch = demonstration_batch(demonstrations(run), 8, self.config.seed, self.num_done(recovery))
+        batch = demonstration_batch(
+            demonstrations(run, run.workload.demonstrations), 8, self.config.seed, self.num_done(recovery)
+        )
         with run.interrupts.atomic_section():
             learned = run.learner.fit([batch])
             self.count_steps(recovery)

@@ -46,7 +46,7 @@ class PolicyCalls(RankCalls, Protocol):
         """Learn from tokens that are weighted by their advantages: one optimizer step per batch."""
 
     def score(self, shards: Sequence[RankShard], /) -> list[Columns]:
-        """Find old log-probabilities, and those of the reference and of a teacher."""
+        """Find old log-probabilities, and those of the reference and of a teacher that is loaded."""
 
     def update(self, shards: Sequence[RankShard], /) -> LearnerUpdate:
         """Learn from scored batches with advantages."""

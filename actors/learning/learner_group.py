@@ -24,6 +24,7 @@ from environments.errors import LearnerLostError
 from policies.learning.algorithm import Algorithm
 from policies.learning.division import ADVANTAGES, OLD_LOGPROBS, VALUE_COLUMNS, policy_columns
 from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.served_teacher import ServedTeacher
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_optimizer
 
 CRITIC = "critic"
@@ -95,6 +96,7 @@ class LearnerGroup:
         self._groups = [each for each in (self._policy, self._critic) if each is not None]
         self._critic_optimizer = critic_optimizer(learner)
         self._store, self._algorithm = store, algorithm
+        self._teacher = ServedTeacher.of(algorithm)
         self._schedule: dict[str, Any] = {}
         """State of the learning rate's schedule at this phase's last publish; empty before it."""
         self._publish: Future[None] | None = None
@@ -121,12 +123,17 @@ class LearnerGroup:
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
-        ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,
-        unless the algorithm needs all of them before.
+        ``reference_logprobs``, ``teacher_logprobs`` and ``values``. The first takes its old log-probabilities
+        in its own step, unless the algorithm needs all of them before.
+
+        Raises:
+            EnvironmentFailure: a teacher at an address does not score them.
         """
         if self._algorithm.bypass:
             batches = [batch.with_engine_logprobs() for batch in batches]
         with_scores = self._policy.begin_scoring(PolicyCalls.score, batches, keeps=True)
+        if self._teacher is not None:  # beside the ranks
+            batches = self._teacher.scored(batches)
         if self._critic is None:
             return with_scores(batches)
         with_values = self._critic.begin_scoring(CriticCalls.values, batches, keeps=True)

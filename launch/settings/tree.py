@@ -323,10 +323,10 @@ class TrainConfig:
     seed: int = setting(0, at_least=0, below=2**63)
     """Seed of a new model's weights, the order of the tasks and every sampled token."""
     stages: list[str] = field(default_factory=lambda: ["warm_start", "reinforce"])
-    """The parts of the training, in order: warm_start, preferences, expert_iteration, reinforce, or your own
-    as "module:Class"."""
+    """The parts of the training, in order: warm_start, imitation, preferences, expert_iteration, reinforce,
+    or your own as "module:Class"."""
     stage_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of your own stages by their names, such as {polish: {num_steps: 5}}."""
+    """Settings of imitation, and of your own stages by their names, such as {polish: {num_steps: 5}}."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

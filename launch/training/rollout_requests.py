@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.rollout import RolloutRequest
@@ -15,7 +16,11 @@ from environments.data.dataset_files import Row
 from environments.data.datasets import Dataset
 from environments.errors import TroupeError
 from launch.settings.tree import TrainConfig
+from launch.workload import Workload
 from policies.sampler import SamplingParams
+
+if TYPE_CHECKING:
+    from actors.engine import AgentExecutionEngine
 
 
 def group_name(number: int) -> str:
@@ -112,6 +117,41 @@ def evaluation_params(config: TrainConfig) -> SamplingParams:
     own = config.evaluation.temperature
     temperature = config.rollout.temperature if own is None else own
     return SamplingParams(temperature=temperature, top_p=config.evaluation.top_p)
+
+
+def execution_engine(
+    config: TrainConfig,
+    workload: Workload,
+    num_tasks: int,
+    params: SamplingParams,
+    engine_name: str,
+    engine_args: Mapping[str, Any],
+) -> AgentExecutionEngine:
+    """The engine that plays tasks of a workload by another policy than a training's, within its limits."""
+    from actors.engine import AgentExecutionEngine
+
+    rollout = config.rollout
+    return AgentExecutionEngine(
+        agent_class=workload.agent_class,
+        env_class=workload.env_class,
+        rollout=workload.rollout,
+        agent_args=workload.agent_args,
+        env_args=workload.env_args,
+        engine_name=engine_name,
+        rollout_engine_args=engine_args,
+        sampling_params={
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_tokens": rollout.max_turn_tokens,
+            "seed": params.seed,
+        },
+        max_response_length=rollout.max_response_tokens,
+        max_prompt_length=rollout.max_prompt_tokens,
+        n_parallel_agents=max(1, min(config.fleet.num_actors, num_tasks)),
+        max_steps=rollout.max_steps,
+        trajectory_timeout=rollout.timeout_seconds,
+        retry_limit=config.fleet.retries,
+    )
 
 
 def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:

@@ -276,8 +276,8 @@ def start_learners(
         algorithm: names the teacher, if it has one, as the settings do.
         lock: of the run's folder, which all ranks have to see; ``None`` where nothing is written there.
     """
-    if algorithm.teacher is not None:
-        folder = model_folder(algorithm.teacher, "algorithm.options.teacher")
+    if algorithm.loaded_teacher is not None:
+        folder = model_folder(algorithm.loaded_teacher, "algorithm.options.teacher")
         algorithm = replace(algorithm, options={**algorithm.options, "teacher": folder})
     with ExitStack() as half:
         groups = {}

@@ -246,11 +246,11 @@ def _trained(shape: ModelShape, lora_rank: int) -> int:
 
 
 def _teacher_size(algorithm: Algorithm) -> int:
-    """Number of parameters of the teacher; 0 without one."""
-    if not algorithm.teacher:
+    """Number of parameters of the teacher that ranks load; 0 without one."""
+    if not algorithm.loaded_teacher:
         return 0
     setting = "algorithm.options.teacher"
-    return ModelShape.of(config_of(model_folder(algorithm.teacher, setting), setting)).num_parameters
+    return ModelShape.of(config_of(model_folder(algorithm.loaded_teacher, setting), setting)).num_parameters
 
 
 def _ranks(

@@ -20,7 +20,10 @@ from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.agents.seats import SeatsAgent
+from policies.learning.served_teacher import ServedTeacher
 from policies.model_files import check_loadable, check_teacher, config_of, num_rows
+
+TEACHER = "algorithm.options.teacher"
 
 
 def check_classes(workload: Workload) -> None:
@@ -230,20 +233,30 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
 
 
 def _check_teacher(config: TrainConfig, workload: Workload) -> None:
-    """The teacher, if the algorithm has one, has the tokens of the model. Raises ``ConfigError``."""
+    """The teacher, if the algorithm has one, has the tokens of the model, and if it is at an address, scores
+    them. Raises ``ConfigError``.
+    """
     from policies.chat import load_tokenizer
     from policies.tiny import NUM_CONVERSATIONS, build_tokenizer
 
-    algorithm = algorithm_of(config)
+    algorithm, path, longest = algorithm_of(config), config.model.path, config.rollout.longest
     if algorithm.teacher is None:
         return
-    teacher = model_folder(algorithm.teacher, "algorithm.options.teacher")
-    longest = config.rollout.longest
-    if config.model.path is None:
-        check_teacher(teacher, build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]), longest)
+    if path is None:
+        student, rows = build_tokenizer(workload.demonstrations[:NUM_CONVERSATIONS]), None
     else:
-        student = model_folder(config.model.path)
-        check_teacher(teacher, load_tokenizer(student), longest, num_rows(student))
+        student, rows = load_tokenizer(model_folder(path)), num_rows(model_folder(path))
+    served = ServedTeacher.of(algorithm)
+    if served is None:
+        check_teacher(model_folder(algorithm.teacher, TEACHER), student, longest, rows)
+        return
+    if config.rollout.temperature != 1:
+        raise ConfigError(
+            f"{TEACHER}={algorithm.teacher!r} is an address, which gives log-probabilities at temperature 1, "
+            f"and rollouts have rollout.temperature={config.rollout.temperature:g}: set it to 1, or name the "
+            "teacher's folder."
+        )
+    served.check(lambda number: student.decode([number]), rows or len(student), longest)
 
 
 def check_shapes(config: TrainConfig, workload: Workload) -> None:

@@ -27,6 +27,7 @@ from policies.engines.versions import VersionSpans
 from policies.engines.vllm_settings import (
     check_gpus,
     check_options,
+    check_step,
     engine_arguments,
     environment,
     without_own,
@@ -81,6 +82,7 @@ class VLLMEngine(Engine):
         super().check_config(config, adapters)
         check_options(config.options)
         check_gpus(config)
+        check_step(config)
 
     @classmethod
     def environment(cls, config: EngineConfig) -> Mapping[str, str]:

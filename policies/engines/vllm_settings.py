@@ -87,6 +87,21 @@ def check_gpus(config: EngineConfig) -> None:
         )
 
 
+def check_step(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for a step that holds too few tokens: one of each request, and unless prompts are
+    split a whole one.
+    """
+    options, setting = config.options, "server.engine.options.max_num_batched_tokens"
+    needed = {"server.engine.options.max_num_seqs": options.get("max_num_seqs") or MAX_SEQUENCES}
+    if not options.get("enable_chunked_prefill", config.num_gpus):
+        needed["server.engine.max_model_tokens"] = config.max_model_tokens
+    for name, least in needed.items():
+        if (given := options.get("max_num_batched_tokens")) and given < least:
+            raise ConfigError(
+                f"{setting}={given} is below {name}={least}: raise it to that, or leave it out."
+            )
+
+
 def cache_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
     """Bytes for keys and values on a CPU, which vLLM fills with zeros: for as many requests as a step has,
     each at its full length. ``MAX_CACHE_BYTES`` is the most, and for a model whose shape is not known here.

@@ -8,6 +8,9 @@ from typing import Any
 
 from policies.learning.registry import ESTIMATORS, LOSSES, Estimator, Loss
 
+ADDRESSES = ("http://", "https://")
+"""Beginnings of a teacher's address."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
@@ -73,8 +76,13 @@ class Algorithm:
 
     @property
     def teacher(self) -> str | None:
-        """Return the folder of the model that the policy learns from, where there is one."""
+        """Return the model that the policy learns from, where there is one: a folder, or an address."""
         return str(self.options.get("teacher", "")) if self.estimator.uses_teacher else None
+
+    @property
+    def loaded_teacher(self) -> str | None:
+        """Return the teacher that the learner's ranks load: none that answers at an address."""
+        return None if self.teacher is None or self.teacher.startswith(ADDRESSES) else self.teacher
 
     @property
     def compares_returns(self) -> bool:

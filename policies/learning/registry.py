@@ -51,7 +51,7 @@ class Estimator:
     """Is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
     uses_teacher: bool = False
     """Is given ``old_log_prob`` and ``teacher_log_prob`` [N, T] of a model that its option ``teacher`` names:
-    the learner's ranks load it beside the policy."""
+    the learner's ranks load it beside the policy, or a server has it."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
@@ -139,7 +139,12 @@ class DistillationOptions:
 
     teacher: str = ""
     """Folder or hub name of the teacher, a run (its newest checkpoint), a checkpoint, or a run's file
-    checkpoints/best. Its tokenizer is the policy's."""
+    checkpoints/best; or the address of a server that gives log-probabilities of given tokens, such as
+    http://localhost:8000/v1. Its tokenizer is the policy's."""
+    teacher_model: str = ""
+    """Name of the teacher at an address, such as policy@best."""
+    teacher_key: str = ""
+    """Name of the environment variable with the key of an address; empty for a server that needs none."""
     reward_coef: float = setting(0.0, at_least=0)
     """Weight of the environment's rewards, as their distance from the group's mean; 0 leaves them out."""
 

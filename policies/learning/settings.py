@@ -71,7 +71,8 @@ class AlgorithmConfig:
     """Module that registers your own advantage, loss or algorithm; every learner rank imports it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), omega (gigpo's), lam
-    (gae's), teacher and reward_coef (distillation's), or those of your own. Unknown ones are errors."""
+    (gae's), teacher, teacher_model, teacher_key and reward_coef (distillation's), or those of your own.
+    Unknown ones are errors."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """Way in which the losses of an update's tokens become one number."""
     clip_low: float | None = setting(None, above=0)

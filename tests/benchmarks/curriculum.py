@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import repository
-from programs import run, warm_started_model
+from programs import trained, warm_started_model
 from report import Report
 
 from environments import Dataset
@@ -54,7 +54,7 @@ GROUPS_PER_STEP, GROUP_SIZE = 8, 8
 NUM_RANGES = 48
 RUN = [
     "recipe=guess",
-    "run.checkpoints.every=1000",
+    "run.checkpoints.every=4",
     "warm_start.num_steps=0",
     "evaluation.every=4",
     "evaluation.num_tasks=200",
@@ -141,8 +141,7 @@ def workload(seed: int) -> Workload:
 def measure(model: str, directory: Path, arm: str, num_updates: int, seed: int) -> list[dict[str, float]]:
     """Train once; return the records of the run's updates and evaluations."""
     overrides = ["workload=curriculum", f"model.path={model}", f"seed={seed}", f"run.num_steps={num_updates}"]
-    run([*RUN, *overrides, f"run.directory={directory}"], {CURRICULUM: arm})
-    return read_metrics(directory)
+    return read_metrics(Path(trained(directory, [*RUN, *overrides], {CURRICULUM: arm})))
 
 
 def print_measurement(num_seeds: int, success: float, num_updates: int, folder: Path) -> None:
@@ -172,7 +171,7 @@ def main() -> None:
     parser.add_argument("--success", type=float, help="that is waited for; default: 0.85, real: 0.5")
     parser.add_argument("--tasks", type=int, default=192, help="of the simulation")
     parser.add_argument("--updates", type=int, default=60, help="of a real run")
-    parser.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="keep the runs here, and go on with those that were cut")
     parser.add_argument("--real", action="store_true", help="train the recipe on the real stack")
     arguments = parser.parse_args()
     if not arguments.real:

@@ -17,6 +17,7 @@ SUPERVISED = ("warm_start", "preferences", "expert_iteration")
 STAGES = {
     "warm_start": "launch.training.stages.warm_start:WarmStart",
     "preferences": "launch.training.stages.preferences:Preferences",
+    "imitation": "launch.training.stages.imitation:Imitation",
     "expert_iteration": "launch.training.stages.expert_iteration:ExpertIteration",
     "reinforce": "launch.training.stages.reinforce:Reinforce",
 }
@@ -66,9 +67,9 @@ def check_earlier_stages(stages: Sequence[Stage], state: RunState) -> None:
 def _stage(config: TrainConfig, name: str) -> Stage:
     stage_class = load_class("stages", name, STAGES, Stage)
     settings = config.stage_settings.get(stage_class.name, {})
-    if settings and name in STAGES:
+    if settings and name in (*SUPERVISED, "reinforce"):
         raise ConfigError(
-            f"stage_settings.{name} is for stages of your own: the settings of {name} are "
+            f"stage_settings.{name} is for stages without a section: the settings of {name} are "
             f"{'run.num_steps, learner and algorithm' if name == 'reinforce' else name}."
         )
     try:
@@ -95,7 +96,7 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
             f"demonstrations={config.demonstrations} has no effect with warm_start.num_steps=0: set "
             "warm_start.num_epochs=1, for example, or leave it out."
         )
-    if set(names) <= set(SUPERVISED):
+    if set(names) <= {*SUPERVISED, "imitation"}:
         _check_supervised(config)
 
 

@@ -8,8 +8,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from environments.errors import ConfigError, DatasetError
+from environments.types import Message
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
@@ -32,6 +34,7 @@ class WarmStart(SupervisedStage):
     """Learns ``warm_start.num_steps`` batches of demonstrations; the policy is published at the end."""
 
     name = "warm_start"
+    log_name: ClassVar[str] = WARM_START_STEPS
     rolls_out = False
 
     def __init__(self, config: TrainConfig) -> None:
@@ -74,6 +77,10 @@ class WarmStart(SupervisedStage):
         text = f"loss {metrics['loss']:.3f}{held_out}"
         run.tracker.offline_step("warm start", last, self.num_steps, text)
 
+    def conversations(self, run: Components, state: RunState) -> Sequence[list[Message]]:
+        """Return what is learned from."""
+        return run.workload.demonstrations
+
     def _batch(self, step: int) -> TrainBatch:
         """The demonstrations of a step: drawn, or, where passes are counted, its part of all passes. It has
         more than ``batch_size`` where a conversation is several token sequences, and fewer where some are
@@ -88,15 +95,16 @@ class WarmStart(SupervisedStage):
         return TrainBatch(samples=tuple(self._learned[place] for place in places))
 
     def _begin(self, run: Components, state: RunState, clock: Clock) -> None:
-        own, samples = self.config.warm_start, demonstrations(run)
-        _, places = divided(self.config, len(run.workload.demonstrations))
+        own, conversations = self.config.warm_start, self.conversations(run, state)
+        samples = demonstrations(run, conversations)
+        _, places = divided(self.config, len(conversations))
         held_out = {f"demonstration-{place}" for place in places}
         self._held_out = [each for each in samples if each.rollout_id in held_out]
         self._learned = [each for each in samples if each.rollout_id not in held_out]
         if not self._learned:
             raise DatasetError("All demonstrations but those that are held out are too long: shorten them.")
         number = self.num_done(state)
-        self._log = JsonlLog(state.directory / WARM_START_STEPS, number)
+        self._log = JsonlLog(state.directory / self.log_name, number)
         count = len(self._learned)
         passes = own.num_epochs or self.num_steps * min(own.batch_size, count) / count
         run.tracker.announce(
@@ -108,7 +116,7 @@ class WarmStart(SupervisedStage):
             self._log.append({"step": 0, **metrics})
             run.tracker.announce(
                 f"Loss on {len(self._held_out)} held-out demonstrations before: "
-                f"{metrics['held_out_loss']:.3f}. {WARM_START_STEPS} has those that follow."
+                f"{metrics['held_out_loss']:.3f}. {self.log_name} has those that follow."
             )
 
     def _held_out_loss(self, run: Components, clock: Clock) -> dict[str, float]:
@@ -153,8 +161,8 @@ def divided(config: TrainConfig, count: int) -> tuple[list[int], list[int]]:
     return [each for each in range(count) if each not in held_out], sorted(held_out)
 
 
-def demonstrations(run: Components) -> list[TrainingSample]:
-    """The workload's demonstrations as token sequences.
+def demonstrations(run: Components, conversations: Sequence[list[Message]]) -> list[TrainingSample]:
+    """Demonstrations as token sequences.
 
     Those that are too long for the model or the learner are left out, which the run announces.
 
@@ -162,7 +170,7 @@ def demonstrations(run: Components) -> list[TrainingSample]:
         DatasetError: all of them are.
     """
     announce = run.tracker.announce
-    samples = demonstration_samples(chat_renderer(run), run.workload.demonstrations, announce)
+    samples = demonstration_samples(chat_renderer(run), conversations, announce)
     limits = {"learner.micro_batch_tokens": run.config.learner.micro_batch_tokens}
     config = Path(run.model_path) / "config.json"
     if config.is_file() and (most := json.loads(config.read_text("utf-8")).get("max_position_embeddings")):

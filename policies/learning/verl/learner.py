@@ -104,7 +104,8 @@ class VerlLearner(VerlWorker):
         self._policy_loss = partial(policy_loss, algorithm, actor_config(learner, algorithm))
         self._supervised_loss = partial(sft_loss, None)
         # Before the policy, which sets torch's generator once more: its numbers are those without a teacher.
-        self._teacher = None if algorithm.teacher is None else Teacher(algorithm.teacher, learner, seed)
+        teacher = algorithm.loaded_teacher
+        self._teacher = None if teacher is None else Teacher(teacher, learner, seed)
         rank, steps = learner.lora.rank, num_schedule_steps
         adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
         config = worker_config("language_model", model_path, learner, learner.optimizer, steps, adapters)
@@ -157,8 +158,8 @@ class VerlLearner(VerlWorker):
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
 
     def score(self, shards: Sequence[RankShard]) -> list[Columns]:
-        """The columns ``old_logprobs``, and where the algorithm needs them those of a teacher and of the
-        reference.
+        """The columns ``old_logprobs``, and where the algorithm needs them those of a teacher that is loaded
+        and of the reference.
 
         The first mini-batch is left without ``old_logprobs`` unless the algorithm needs all scores: they
         would be those of the first step of ``update``, which has the same weights, and takes its own. In

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import batches, ragged_samples, save
+from learner_samples import RESPONSE_TOKENS, batches, ragged_samples, save
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.errors import ConfigError
+from policies.chat import load_tokenizer
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, padding_sample
+from policies.learning.served_teacher import ServedTeacher
 from policies.learning.settings import (
     AlgorithmConfig,
     KLConfig,
@@ -22,9 +24,11 @@ from policies.learning.settings import (
     LoRAConfig,
     OptimizerConfig,
 )
+from policies.model_files import num_rows
 
 if TYPE_CHECKING:
     from learner_samples import MakeLearner, MakeRank
+    from served_policy import ServedPolicy
 
 FROZEN = OptimizerConfig(lr=0.0)
 TWO_RANKS = LearnerConfig(num_workers=2, micro_batch_tokens=200)
@@ -158,3 +162,32 @@ def test_adapters_critic_reference_of_two_ranks_load_on_one(
     learner.update(with_returns(trained))
     assert learner.load(str(tmp_path)) is None
     assert learner.score(batches(1)) == trained
+
+
+def test_policy_server_is_the_teacher_of_a_learner(
+    make_learner: MakeLearner, policy_app: ServedPolicy, tiny_model: Path
+) -> None:
+    """The student begins as its teacher, and goes away from it by an update."""
+    options = {"teacher": policy_app.base_url, "teacher_model": "policy"}
+    algorithm = AlgorithmConfig(name="distillation", options=options)
+    served = ServedTeacher.of(resolve(algorithm, RESPONSE_TOKENS))
+    assert served is not None
+    tokenizer, rows = load_tokenizer(str(tiny_model)), num_rows(str(tiny_model))
+    assert rows is not None
+    served.check(lambda number: tokenizer.decode([number]), rows, 200)
+    with pytest.raises(ConfigError, match=r"has token .* as .*, and the student has it as 'other'"):
+        served.check(lambda number: "other", rows, 200)
+    with pytest.raises(ConfigError, match=r"cannot teach.*100000 given tokens, the longest rollout"):
+        served.check(lambda number: tokenizer.decode([number]), rows, 100_000)
+    learner, teacher = make_learner(LearnerConfig(), algorithm), load(tiny_model)
+    learner.begin_phase(OptimizerConfig(lr=1e-2), 100)
+    for num_updates in range(2):
+        (batch,) = learner.score([TrainBatch(samples=ragged_samples())])
+        for sample in batch.samples:
+            with torch.no_grad():
+                expected = token_logprobs(teacher, sample.prompt_ids, sample.response_ids, 1.0)
+            expected *= torch.tensor(sample.loss_mask)
+            torch.testing.assert_close(torch.tensor(sample.teacher_logprobs), expected, rtol=0, atol=1e-4)
+            moved = (torch.tensor(sample.old_logprobs) - expected).abs().max()
+            assert (moved > 1e-2) == bool(num_updates), moved
+        learner.update([batch])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machine import wait_until
+from scripted_judge import serving
 from test_train_on_ray import comparable, small_run, weights
 
+from environments.data.trajectory_file import read_trajectories
 from launch.health.inspection import processes_here
 from launch.recipes.task_file import workload_of
 from launch.reporting.tracker import read_metrics
@@ -22,6 +26,7 @@ from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.lock import LOCK
 from launch.run_folder.model_paths import model_folder
 from launch.settings.compose import compose
+from launch.training.stages.imitation import PLAYED, Imitation
 from launch.training.stages.preferences import PREFERENCE_STEPS
 from launch.training.stages.warm_start import WARM_START_STEPS
 from launch.training.trainer import run_training
@@ -152,3 +157,36 @@ def test_file_of_messages_is_learned_without_an_engine(
     run_training(again, workload_of(again))
     first = read_records(tmp_path / "again" / WARM_START_STEPS)[0]
     assert abs(first["held_out_loss"] - records[-1]["held_out_loss"]) < 0.2, "it goes on from that run"
+
+
+def test_successes_of_a_teacher_are_imitated(ray_cluster: None, tmp_path: Path) -> None:
+    """The teacher adds, and does not multiply. No engine plays, as nothing is held out."""
+
+    def teach(body: dict[str, Any], _: int) -> str:
+        question = next(each["content"] for each in body["messages"] if each["role"] == "user")
+        found = re.search(r"(\d+)\+(\d+)", question)
+        return rf"\boxed{{{int(found[1]) + int(found[2])}}}" if found else r"\boxed{0}"
+
+    with serving(teach) as teacher:
+        own = f'{{teacher: "{teacher.url}", teacher_model: adds, num_tasks: 24, num_steps: 10}}'
+        config = compose(
+            [
+                "recipe=calculator",
+                "stages=[imitation]",
+                f"stage_settings.imitation={own}",
+                "warm_start={num_steps: 0, batch_size: 8}",
+                "fleet.num_actors=2",
+                f"run.directory={tmp_path}",
+            ]
+        )
+        run_training(config, replace(workload_of(config), val_dataset=None))
+        num_requests = len(teacher.bodies)
+    played = read_trajectories(tmp_path / PLAYED)
+    assert len(played) == 24 == num_requests - 1, "and one request before the start"
+    added = [each for each in played if "+" in each.task["question"]]
+    assert [each.succeeded for each in played] == [each in added for each in played]
+    assert 0 < len(added) < 24
+    first, last = read_records(tmp_path / Imitation.log_name)
+    assert last["loss"] < first["loss"]
+    progress = CheckpointFolder.progress(tmp_path / "checkpoints" / "latest")
+    assert (progress.stage_steps, progress.version) == ({"imitation": 10}, 1)

@@ -211,8 +211,8 @@ def test_passing_failure_is_tried_again_and_counts_once(status: int) -> None:
     [
         ((500, {"error": {"message": "broken"}}), "does not answer .*retries=2.*broken", 3),
         ((401, {"error": {"message": "no such key"}}), "does not answer.*no such key", 1),
-        ((200, {"choices": []}), "sent no chat completion", 1),
-        ((200, "hello"), "sent no chat completion", 1),
+        ((200, {"choices": []}), "sent no answer of /chat/completions", 1),
+        ((200, "hello"), "sent no answer of /chat/completions", 1),
         ("It is a good answer.", "gave no verdict in 2 replies.*It is a good answer", 2),
         ("", "gave no verdict", 2),
         ('{"reason": "x", "1": true}', "keys reason, 1, 2", 2),

@@ -16,17 +16,17 @@ from launch.settings.tree import ROUNDED_MISMATCH, TrainConfig, algorithm_of
 from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.training.start import with_turns
 from launch.validation.resources import bundles_of, num_gpus
-from launch.validation.serving import check_colocation
+from launch.validation.serving import check_colocation, check_engine
 from launch.validation.settings import check_training_settings
 from policies.learning.settings import LearnerConfig
 
 
 @pytest.mark.slow
 def test_defaults_and_all_recipes_pass_the_check() -> None:
-    check_training_settings(compose([]))
     assert recipe_names()
-    for name in recipe_names():
-        check_training_settings(compose([f"recipe={name}"]))
+    for config in (compose([]), *(compose([f"recipe={name}"]) for name in recipe_names())):
+        check_training_settings(config)
+        check_engine(config)
 
 
 @pytest.mark.slow

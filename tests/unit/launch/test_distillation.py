@@ -1,12 +1,17 @@
-"""A teacher is found and compared with the student before anything of a run is started."""
+"""A teacher is found and compared with the student before a run is started; one at an address scores."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from learner_samples import ragged_samples
+from scripted_judge import Script, serving
 from trained_run import make_run
 
 from environments.errors import ConfigError
@@ -15,11 +20,16 @@ from launch.recipes import calculator
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.model_paths import model_folder
 from launch.settings.compose import compose
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, algorithm_of
+from launch.training.stages.base import Stage
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.memory_plan import Process, processes, shape_of
 from launch.validation.workload import check_model
 from launch.workload import Workload
+from policies.chat import load_tokenizer
+from policies.learning.samples import TrainBatch
+from policies.learning.served_teacher import ServedTeacher
+from policies.model_files import num_rows
 
 SETTINGS = ["workload=launch.recipes.calculator", "algorithm.name=distillation"]
 
@@ -150,3 +160,129 @@ def test_stages_without_rollouts_have_no_use_for_a_teacher(tiny_model: Path) -> 
         ConfigError, match=r"algorithm\.name=distillation starts a teacher, which has no effect"
     ):
         chosen_stages(config(tiny_model, *settings))
+
+
+# -- at an address -------------------------------------------------------------------------------------
+
+
+def scoring(student: Path, differs: Mapping[int, str] | None = None) -> Script:
+    """A server that gives token ``number`` the log-probability ``-number / 8``."""
+    tokenizer, others = load_tokenizer(str(student)), differs or {}
+
+    def script(body: dict[str, Any], _: int) -> tuple[int, dict[str, Any]]:
+        assert (body["echo"], body["logprobs"], body["max_tokens"]) == (True, 0, 0)
+        texts = [others.get(number, tokenizer.decode([number])) for number in body["prompt"]]
+        logprobs = [None, *(-number / 8 for number in body["prompt"][1:])]
+        return 200, {"choices": [{"logprobs": {"tokens": texts, "token_logprobs": logprobs}}]}
+
+    return script
+
+
+def check_served(script: Script, student: Path, *settings: str) -> list[dict[str, Any]]:
+    with serving(script) as server:
+        named = ["algorithm.options.teacher_model=policy@best", f"model.path={student}", *settings]
+        check_model(config(server.url, *named), calculator.workload(0))
+        return server.bodies
+
+
+def test_teacher_at_an_address_reads_all_tokens_of_the_student(tiny_model: Path) -> None:
+    bodies = check_served(scoring(tiny_model), tiny_model, "rollout.max_response_tokens=100")
+    longest = compose(["rollout.max_response_tokens=100", *SETTINGS]).rollout.longest
+    assert {body["model"] for body in bodies} == {"policy@best"}
+    assert {len(body["prompt"]) for body in bodies} == {longest}
+    assert {number for body in bodies for number in body["prompt"]} == set(
+        range(num_rows(str(tiny_model)) or 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "message"),
+    [
+        ({5: "other"}, [], r"teacher='http.*' has token 5 as 'other', and the student has it as"),
+        ((200, {"choices": [{"logprobs": None}]}), [], r"cannot teach.* no log-probability of each of"),
+        ((400, {"error": {"message": "no echo here"}}), [], r"cannot teach.*no echo here.*echo and logprobs"),
+        (
+            None,
+            ["algorithm.options.teacher_model=''"],
+            r"teacher_model is not set: name a model that GET http",
+        ),
+        (None, ["rollout.temperature=0.7"], r"at temperature 1, and rollouts have rollout\.temperature=0\.7"),
+        (None, ["algorithm.options.teacher_key=NO_SUCH_KEY"], r"key_variable='NO_SUCH_KEY', .* is not set"),
+    ],
+)
+def test_teacher_at_an_address_that_cannot_teach_is_refused(
+    script: Any, settings: list[str], message: str, tiny_model: Path
+) -> None:
+    answers = (lambda *_: script) if isinstance(script, tuple) else scoring(tiny_model, script)
+    with pytest.raises(ConfigError, match=message):
+        check_served(answers, tiny_model, *settings)
+
+
+def test_teacher_that_is_away_is_named_before_the_start(tiny_model: Path) -> None:
+    named = ["algorithm.options.teacher_model=m", f"model.path={tiny_model}"]
+    with pytest.raises(
+        ConfigError, match=r"teacher='http://127\.0\.0\.1:9/v1' cannot teach.*does not answer"
+    ):
+        check_model(config("http://127.0.0.1:9/v1", *named), calculator.workload(0))
+
+
+def test_address_needs_no_memory_of_a_rank(tiny_model: Path) -> None:
+    given = config("http://127.0.0.1:9/v1", "algorithm.options.teacher_model=m", f"model.path={tiny_model}")
+    ranks = [
+        next(each for each in processes(each, shape_of(given)) if each.name == "learner rank")
+        for each in (given, compose([*SETTINGS[:1], f"model.path={tiny_model}"]))
+    ]
+    assert ranks[0] == ranks[1]
+
+
+def test_served_teacher_scores_sampled_tokens_and_no_others(tiny_model: Path) -> None:
+    given = config("http://host/v1", "algorithm.options.teacher_model=m")
+    with serving(scoring(tiny_model)) as server:
+        options = {**algorithm_of(given).options, "teacher": server.url}
+        teacher = ServedTeacher.of(replace(algorithm_of(given), options=options))
+        assert teacher is not None
+        samples = ragged_samples(4)
+        scored = teacher.scored([TrainBatch(samples=samples[:1]), TrainBatch(samples=samples[1:])])
+    found = [sample for batch in scored for sample in batch.samples]
+    for sample, before in zip(found, samples, strict=True):
+        pairs = zip(before.response_ids, before.loss_mask, strict=True)
+        assert list(sample.teacher_logprobs) == [-number / 8 * bit for number, bit in pairs]
+
+
+# -- imitation -----------------------------------------------------------------------------------------
+
+
+def imitation(address: str, *settings: str) -> Stage:
+    named = ["stages=[imitation]", f"stage_settings.imitation.teacher={address}"]
+    named += ["stage_settings.imitation.teacher_model=large", "stage_settings.imitation.num_steps=7"]
+    (stage,) = chosen_stages(compose([SETTINGS[0], *named, *settings]))
+    return stage
+
+
+def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
+    with serving(lambda *_: "Hello.") as server:
+        stage = imitation(server.url, "stage_settings.imitation.batch_size=5", "warm_start.num_epochs=3")
+        stage.check_workload(calculator.workload(0))
+    assert [body["model"] for body in server.bodies] == ["large"]
+    assert (stage.num_steps, stage.config.warm_start.batch_size) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "message"),
+    [
+        ("http://127.0.0.1:9/v1", [], r"stage_settings\.imitation\.teacher: The server at http.* be reached"),
+        ("localhost:8000", [], "base_url is no web address"),
+        (
+            "http://h/v1",
+            ["stage_settings.imitation.teacher_key=NO_KEY"],
+            r"key_variable='NO_KEY', .* not set",
+        ),
+        ("http://h/v1", ["stage_settings.imitation.steps=7"], r"stage_settings\.imitation={.*steps"),
+        ("http://h/v1", ["stage_settings.imitation.num_steps=-7"], r"num_steps=-7 has to be at least 0"),
+        ("http://h/v1", ["stage_settings.imitation.num_tasks=-7"], r"num_tasks=-7 has to be at least 0"),
+        ("http://h/v1", ["algorithm.name=ppo"], r"algorithm\.name=ppo starts a critic, which has no effect"),
+    ],
+)
+def test_imitation_that_cannot_work_is_refused(address: str, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        imitation(address, *settings).check_workload(calculator.workload(0))

@@ -94,3 +94,16 @@ def test_engine_uses_all_gpus_that_it_reserves() -> None:
             VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, options=options))
     for num_gpus, options in ((0, {}), (0.5, {}), (1, {}), (2, parallel)):
         VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, options=options))
+
+
+def test_step_that_holds_no_whole_prompt_is_refused() -> None:
+    for num_gpus, options, name in (
+        (0, {"max_num_seqs": 16}, r"server\.engine\.max_model_tokens=2048"),
+        (1, {"max_num_seqs": 16, "enable_chunked_prefill": False}, r"server\.engine\.max_model_tokens=2048"),
+        (1, {"max_num_seqs": 600}, r"server\.engine\.options\.max_num_seqs=600"),
+    ):
+        step = options | {"max_num_batched_tokens": 512}
+        with pytest.raises(ConfigError, match=rf"max_num_batched_tokens=512 is below {name}: raise it"):
+            VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, max_model_tokens=2048, options=step))
+    split = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
+    VLLMEngine.check_config(EngineConfig(num_gpus=1, max_model_tokens=2048, options=split))
