@@ -58,7 +58,8 @@ class Family:
 
 FAMILIES = {
     "Llama 3": Family("Llama", "llama3_1", tied=(True, False)),
-    "Qwen2.5": Family("Qwen2", "qwen3", template="qwen2_5.jinja", tied=(True, False)),
+    # Its heads are hidden_size / num_attention_heads wide, and vLLM's CPU build has no kernel for 16.
+    "Qwen2.5": Family("Qwen2", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja", tied=(True, False)),
     "Qwen3": Family("Qwen3", "qwen3", tied=(True, False)),
     "Qwen3-MoE": Family("Qwen3Moe", "qwen3", {**EXPERTS, "num_experts": 4}),
     "Gemma 3": Family(
