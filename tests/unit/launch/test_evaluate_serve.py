@@ -263,6 +263,7 @@ def test_setting_without_effect_on_the_engine_is_an_early_error(
         ({"num_experts": 128}, "num_experts=128"),
         ({"n_routed_experts": 64, "kv_lora_rank": 512}, "n_routed_experts=64"),
         ({"text_config": {"kv_lora_rank": 512}}, "kv_lora_rank=512"),
+        ({"text_config": {}, "vision_config": {}}, "pictures too, and vLLM needs torchvision"),
     ],
 )
 def test_model_whose_engine_keeps_old_weights_is_refused(
