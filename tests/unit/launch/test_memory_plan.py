@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpu_page import ROWS, Row
 
 from environments.errors import ConfigError
 from launch.settings.compose import compose, with_overrides
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.train import main
 from launch.validation.memory_plan import (
     FULL,
@@ -29,8 +30,9 @@ from launch.validation.memory_plan import (
     processes,
     shape_of,
 )
-from launch.validation.serving import check_engine
+from launch.validation.serving import check_colocation, check_engine
 from launch.validation.settings import check_training_settings
+from policies.learning.verl.fields import check_fields
 
 TINY = {
     "hidden_size": 4,
@@ -96,7 +98,6 @@ LLAMA_70B = {
     "hidden_size": 8192,
     "intermediate_size": 28672,
 }
-GPUS = Path(__file__).resolve().parents[3] / ".docs" / "pages" / "gpus.md"
 ON_GPUS = ["learner.device=cuda", "learner.dtype=bfloat16", "server.engine.num_gpus=1"]
 HALVED = "server.engine.options.dtype=bfloat16"
 LORA = ["learner.lora.rank=16"]
@@ -423,31 +424,34 @@ PUBLISHED = {
     "Llama-3.1-8B": LLAMA_8B,
     "Llama-3.1-70B": LLAMA_70B,
 }
-ROW = r"^\| (\d[\dx ]+) \| (\S+) \| (.+) \| (\d+) \| (\d+) \|$"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "model", "added", "rank_gb", "hosts_gb"), re.findall(ROW, GPUS.read_text(), re.MULTILINE)
-)
-def test_row_of_the_page_fits_as_it_states(
-    devices: str, model: str, added: str, rank_gb: str, hosts_gb: str
-) -> None:
-    settings = re.findall(r"[^\s`]+=[^\s`]+", added)
-    settings += ["learner.verl.engine.offload_policy=true"] if "offload" in added else []
-    for spread in re.findall(r"tensor (\d)", added):
-        settings += [
-            f"server.engine.num_gpus={spread}",
-            f"server.engine.options.tensor_parallel_size={spread}",
-        ]
-    given = compose(["workload=my_workload", "learner.micro_batch_tokens=8192", *ON_GPUS, HALVED, *settings])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.devices} {row.model} {len(row.settings)}")
+def test_row_of_the_page_fits_as_it_states(row: Row) -> None:
+    given = compose(list(row.settings))
     check_training_settings(given)
     check_engine(given)
-    text = plan_text(given, ModelShape.of(PUBLISHED[model]), Devices.of(devices.replace(" ", "")))
+    check_colocation(given)
+    text = plan_text(given, ModelShape.of(PUBLISHED[row.model]), Devices.of(row.devices))
     assert "NOT FIT" not in text and "GPU(s) are needed" not in text
-    for part, stated in (("learner rank", rank_gb), ("Host memory", hosts_gb)):
+    for part, stated in (("learner rank", row.rank_gb), ("Host memory", row.hosts_gb)):
         (planned,) = re.findall(rf"\n{part}: ([\d.]+) GB", text)
-        assert float(planned) == pytest.approx(float(stated), abs=1)
+        assert float(planned) == pytest.approx(stated, abs=1)
+
+
+@pytest.mark.parametrize(("devices", "turns"), [("2x80", "false"), ("1x80", "true")])
+def test_recipe_for_qwen3_fits_on_the_gpus_that_it_names(devices: str, turns: str) -> None:
+    given = compose(["recipe=math_gpu", f"server.colocated={turns}"])
+    check_training_settings(given)
+    check_engine(given)
+    check_colocation(given)
+    check_fields(given.learner, algorithm_of(given))
+    assert (
+        given.model.path == "Qwen/Qwen3-4B" and given.rollout.longest <= given.server.engine.max_model_tokens
+    )
+    text = plan_text(given, ModelShape.of(QWEN3_4B), Devices.of(devices))
+    assert "NOT FIT" not in text and "GPU(s) are needed" not in text
 
 
 def test_cache_and_micro_batch_count_once_where_they_take_turns() -> None:
