@@ -58,8 +58,14 @@ def constraints_of_cuda(versions: Mapping[str, str]) -> list[str]:
     ]
 
 
-def resolve(requirements: Iterable[str], constraints: Iterable[str] = ()) -> dict[str, str]:
-    """Version by normalised package name, as pip would install it into an empty environment."""
+def resolve(
+    requirements: Iterable[str], constraints: Iterable[str] = (), seconds: float | None = None
+) -> dict[str, str]:
+    """Version by normalised package name, as pip would install it into an empty environment.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more than ``seconds``.
+    """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(constraints))
@@ -69,6 +75,7 @@ def resolve(requirements: Iterable[str], constraints: Iterable[str] = ()) -> dic
             stdout=subprocess.PIPE,
             text=True,
             check=True,
+            timeout=seconds,
         )
     packages = [each["metadata"] for each in json.loads(report.stdout)["install"]]
     return {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in packages}

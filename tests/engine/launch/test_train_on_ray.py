@@ -118,6 +118,15 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
         assert num_rows(samples) <= 4, "both have learned from trees"
 
 
+def test_turns_of_engine_and_learner_change_no_bit(undisturbed: Path, tmp_path: Path) -> None:
+    import torch
+
+    small_run(tmp_path, "run.num_steps=2", "server.colocated=true", "run.checkpoints={every: 2}")
+    shared, expected = weights(tmp_path, 2), weights(undisturbed, 2)
+    assert expected.keys() == shared.keys()
+    assert all(torch.equal(expected[name], shared[name]) for name in expected)
+
+
 @pytest.mark.slow
 def test_resumed_run_chooses_the_same_tasks_by_a_curriculum(ray_cluster: None, tmp_path: Path) -> None:
     """Of four tasks, so that results have chosen most of the groups."""
