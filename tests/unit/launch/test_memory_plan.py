@@ -397,6 +397,12 @@ def test_run_needs_what_was_measured(settings: list[str], measured: float) -> No
     assert planned == pytest.approx(measured, rel=0.1)
 
 
+def test_smollm2_learns_in_8_gb_with_adapters() -> None:
+    least = ["recipe=smollm2", *LORA, HALVED, "fleet.pairs_per_actor=16"]
+    rows = processes(compose(least), ModelShape.of(SMOLLM2))
+    assert sum(row.count * row.bytes for row in rows) < 8 * GB
+
+
 # By how many GB free memory fell in three updates of the recipe and the checkpoint after them; then the peaks
 # of whole runs of the learning curves: with LoRA of ten updates, without of 28.
 @pytest.mark.parametrize(
