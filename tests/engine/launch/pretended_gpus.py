@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -36,8 +38,11 @@ from launch.settings.tree import TrainConfig
 from policies.settings import EngineConfig
 from policies.tiny import build_model
 
+TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "qwen3.jinja"
 QUESTION = {"question": "1+1", "ground_truth": "2"}
 SIDE_BY_SIDE = ("learner.num_workers=3", "server.num_replicas=1")
+SYNC_SECONDS = 1.0
+"""Ray's count of what is free is that of a moment ago."""
 Places = dict[str, Any]
 
 
@@ -99,7 +104,7 @@ def of_two() -> TrainConfig:
 @contextmanager
 def pretended_nodes(cluster: Cluster, nodes: Sequence[int]) -> Iterator[None]:
     """Nodes with so many GPUs each, beside the head, which has none."""
-    added = [cluster.add_node(num_cpus=64, num_gpus=count) for count in nodes]
+    added = [cluster.add_node(num_cpus=16, num_gpus=count) for count in nodes]
     wait_until(lambda: ray.cluster_resources().get("GPU", 0) == sum(nodes))
     try:
         yield
@@ -133,17 +138,19 @@ def placed(name: str, config: TrainConfig, model: str) -> Iterator[Places]:
         ending.callback(app.stop)
         notes = set(Path(model).glob("*.devices")) - before
         of_engines = [json.loads(each.read_text()) for each in notes]
+        time.sleep(SYNC_SECONDS)
         free = ray.available_resources().get("GPU", 0.0)
         yield {"ranks": of_ranks, "engines": of_engines, "free": free}
 
 
 def started(recipe: str, address: str, folder: Path, model: str) -> Places:
-    """Start a recipe as a user does, with a tiny model and one task in the place of its own."""
+    """Start a recipe for Qwen3 as a user does, with a tiny model and one task in the place of its own."""
+    shutil.copy(TEMPLATE, Path(model, "chat_template.jinja"))
     for name in ("deepscaler_math", "math500"):
         DatasetRegistry.register_dataset(name, [QUESTION], "train" if name[0] == "d" else "test")
     settings = [f"recipe={recipe}", f"model.path={model}", f"run.directory={folder / 'run'}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "launch.train", *settings, "model.chat_template_kwargs={}"],
+        [sys.executable, "-m", "launch.train", *settings],
         env=os.environ | {"RAY_ADDRESS": address},
         capture_output=True,
         text=True,

@@ -69,6 +69,7 @@ def test_two_runs_side_by_side_share_no_gpu(found: dict[str, Any]) -> None:
 
 def test_recipe_starts_until_a_gpu_is_used(found: dict[str, Any]) -> None:
     ended = found["math_gpu"]
-    assert "Ray: joined a running cluster." in ended["stdout"], ended
+    text = " ".join(f"{ended['stdout']} {ended['stderr']}".split())
+    assert "Ray: joined a running cluster." in text, ended
+    assert re.search(r"finds no GPU on .*make install DEVICE=cuda", text), ended
     assert ended["status"] == 2, ended
-    assert re.search(r"finds no GPU on .*make install DEVICE=cuda", " ".join(ended["stderr"].split())), ended
