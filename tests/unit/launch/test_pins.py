@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -66,6 +67,38 @@ def test_device_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1 and "DEVICE=tpu is not known: set DEVICE=cpu or DEVICE=cuda" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+PYTHON = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$*" in
+    *venv*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+    --version) echo Python 3.11.7 ;;
+esac
+"""
+"""Stands in for an interpreter: it makes environments of itself, and installs nothing."""
+
+
+def test_environment_keeps_its_device_until_another_is_named(tmp_path: Path) -> None:
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def installed(**variables: str) -> list[str]:
+        log.write_text("")
+        variables |= {"PYTHON": str(python), "LOG": str(log)}
+        subprocess.run(
+            ["sh", str(INSTALL / "install.sh")], cwd=tmp_path, env=os.environ | variables, check=True
+        )
+        return re.findall(r"-m (venv)|(torch=+\S+)|-r \S+/(pins-\w+)", log.read_text())
+
+    made = [("venv", "", ""), ("", "torch===2.13.0", ""), ("", "", "pins-cuda")]
+    assert installed(DEVICE="cuda") == made
+    assert installed() == installed(DEVICE="cuda") == installed(DEVICE="") == [], "make train keeps it"
+    of_cpu = installed(DEVICE="cpu")
+    assert of_cpu == [("venv", "", ""), ("", "torch==2.13.0+cpu", ""), ("", "", "pins-cpu")]
+    (tmp_path / ".venv" / ".device").unlink()  # one from before there was a choice
+    assert installed() == []
 
 
 @pytest.mark.outside
