@@ -83,6 +83,23 @@ QWEN3_30B_A3B = {
     "moe_intermediate_size": 768,
     "tie_word_embeddings": False,
 }
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "vocab_size": 129280,
+}
 LLAMA_8B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -118,6 +135,7 @@ def process(name: str, shape: dict[str, Any], *settings: str, gpu_gb: float = 0.
         (QWEN3_600M, 596_049_920),
         (QWEN3_4B, 4_022_468_096),
         (QWEN3_30B_A3B, 30_532_122_624),
+        (DEEPSEEK_V3, 671_026_419_200),
         (LLAMA_8B, 8_030_261_248),
         (LLAMA_70B, 70_553_706_496),
         (SMOLLM2, 134_515_008),
@@ -127,13 +145,36 @@ def test_parameters_of_published_models_are_counted(shape: dict[str, Any], num_p
     assert ModelShape.of(shape).num_parameters == pytest.approx(num_parameters, rel=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text"])
-def test_parameters_are_those_of_the_model_that_is_built(family: str) -> None:
+TAKEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 640}
+SHARED = {**TAKEN, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LATENT = {
+    **SHARED,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_key_value_heads": 9,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        *((name, {}) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")),
+        ("qwen3_moe", {**TAKEN, "num_experts": 4}),
+        ("qwen2_moe", {**TAKEN, "num_experts": 4, "shared_expert_intermediate_size": 320}),
+        ("mixtral", {"num_experts_per_tok": 2, "num_local_experts": 4}),
+        ("glm4_moe", SHARED),
+        ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+        ("deepseek_v3", {**LATENT, "q_lora_rank": 96}),
+    ],
+)
+def test_parameters_are_those_of_the_model_that_is_built(family: str, own: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    sizes = {**SMOLLM2, "head_dim": 64, "num_hidden_layers": 2, **(experts if "moe" in family else {})}
+    sizes = {**SMOLLM2, "head_dim": 64, "num_hidden_layers": 3, "vocab_size": 4096, **own}
     given = AutoConfig.for_model(family, **sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(given)
@@ -326,7 +367,7 @@ def test_plan_of_model_that_is_not_named_is_refused(
 
 
 @pytest.mark.parametrize(
-    "shape", [{"model_type": "mamba"}, {**LLAMA_8B, "model_type": "deepseek_v3", "kv_lora_rank": 512}]
+    "shape", [{"model_type": "mamba"}, {**LLAMA_8B, "model_type": "other_latent", "kv_lora_rank": 512}]
 )
 def test_model_of_another_kind_is_refused_by_its_type(shape: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model_type='{shape['model_type']}' cannot be planned"):
