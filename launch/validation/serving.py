@@ -113,7 +113,7 @@ def check_publishing(config: TrainConfig) -> None:
     shape = config_of(model_folder(path))
     if shape.get("model_type") in OF_TORCHVISION and find_spec("torchvision") is None:
         raise ConfigError(
-            f"model.path={path} has model_type={shape['model_type']}: vLLM needs torchvision for a model that "
+            f"model.path={path} has model_type={shape['model_type']}: vLLM needs torchvision for it, as it "
             "reads pictures, and it is not installed. Choose a model for text alone, install torchvision's "
             "build for this torch, or set stages=[warm_start] without rollouts."
         )

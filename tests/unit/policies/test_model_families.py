@@ -27,7 +27,7 @@ LEARNERS = {"all weights": LearnerConfig(), "adapters": LearnerConfig(lora=LoRAC
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.parametrize("name", ["Gemma 3", "Qwen3-MoE", "DeepSeek V3", "Qwen2.5-VL"])
+@pytest.mark.parametrize("name", ["Gemma 3", "Qwen3-MoE", "DeepSeek V3", "Qwen2.5-VL", "SmolVLM"])
 def test_family_scores_as_transformers_which_knows_its_names(
     make_rank: MakeRank, tiny_model: Path, tmp_path: Path, name: str, learner: str
 ) -> None:
