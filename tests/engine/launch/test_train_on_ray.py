@@ -121,8 +121,8 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
 def test_turns_of_engine_and_learner_change_no_bit(undisturbed: Path, tmp_path: Path) -> None:
     import torch
 
-    small_run(tmp_path, "run.num_steps=2", "server.colocated=true", "run.checkpoints={every: 2}")
-    shared, expected = weights(tmp_path, 2), weights(undisturbed, 2)
+    small_run(tmp_path, "run.num_steps=4", "server.colocated=true", "run.checkpoints={every: 4}")
+    shared, expected = weights(tmp_path, 4), weights(undisturbed, 4)
     assert expected.keys() == shared.keys()
     assert all(torch.equal(expected[name], shared[name]) for name in expected)
 

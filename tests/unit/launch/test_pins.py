@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-SECONDS = 300
+SECONDS = 180
 INSTALL = Path(__file__).resolve().parents[3] / "launch" / "install"
 
 
