@@ -443,10 +443,10 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     runner = worker.model_runner
-    tensors = WholeTensors(buckets)
+    missing, tensors = {name for name, _ in runner.model.named_parameters()}, WholeTensors(buckets)
     initialize_layerwise_reload(runner.model)
-    # Not before: latent attention has parameters that vLLM makes of the loaded ones.
-    missing = {name for name, _ in runner.model.named_parameters()}
+    # Those of latent attention that vLLM makes of the loaded ones are gone by now.
+    missing &= {name for name, _ in runner.model.named_parameters()}
     loaded = runner.model.load_weights(tensors.items())
     missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
