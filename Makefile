@@ -4,7 +4,8 @@
 
 RECIPE ?= calculator
 ARGS ?=
-export PYTHON
+# DEVICE=cuda makes .venv for GPUs, which nobody has run: make install DEVICE=cuda.
+export PYTHON DEVICE
 # pytest keeps the tests that it has compiled: without them it takes ten seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
@@ -15,7 +16,7 @@ run := .venv/bin/python -m
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install:
+install:  ## Install all into .venv, which the others do too: make install DEVICE=cuda for GPUs
 	@sh launch/install/install.sh
 
 train: install  ## Train a small model from scratch: make train RECIPE=calculator ARGS="seed=1"
@@ -50,7 +51,7 @@ format: install  ## Format the code and apply the linter's safe fixes
 	@$(run) ruff check --fix
 	@$(run) ruff format
 
-pins: install  ## Resolve pyproject.toml anew into launch/install/pins-cpu.txt
+pins: install  ## Resolve pyproject.toml anew into launch/install/pins-cpu.txt and pins-cuda.txt
 	.venv/bin/python launch/install/pins.py
 
 clean:  ## Remove .venv and all caches; what runs wrote is kept

@@ -34,6 +34,14 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+SMOL_PICTURES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "patch_size": 16,
+}
 PICTURES = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128}
 
 
@@ -58,7 +66,8 @@ class Family:
 
 FAMILIES = {
     "Llama 3": Family("Llama", "llama3_1", tied=(True, False)),
-    "Qwen2.5": Family("Qwen2", "qwen3", template="qwen2_5.jinja", tied=(True, False)),
+    # Its heads are hidden_size / num_attention_heads wide, and vLLM's CPU build has no kernel for 16.
+    "Qwen2.5": Family("Qwen2", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja", tied=(True, False)),
     "Qwen3": Family("Qwen3", "qwen3", tied=(True, False)),
     "Qwen3-MoE": Family("Qwen3Moe", "qwen3", {**EXPERTS, "num_experts": 4}),
     "Gemma 3": Family(
@@ -77,6 +86,7 @@ FAMILIES = {
     "Qwen2.5-VL": Family(
         "Qwen2_5_VL", "qwen3", {"hidden_size": 128}, template="qwen2_5.jinja", tied=(True, False)
     ),
+    "SmolVLM": Family("SmolVLM", "llama3_1", template="chatml.jinja"),
 }
 
 
@@ -90,7 +100,7 @@ def build(family: Family, tied: bool, tokenizer: Any, folder: Path) -> Path:
 
     if family.template is not None:
         tokenizer.chat_template = (TEMPLATES / family.template).read_text(encoding="utf-8")
-    has_pictures = family.config.endswith("VL")
+    has_pictures = family.config in ("Qwen2_5_VL", "SmolVLM")
     sizes = {
         **SIZES,
         **family.settings,
@@ -101,7 +111,14 @@ def build(family: Family, tied: bool, tokenizer: Any, folder: Path) -> Path:
         "pad_token_id": tokenizer.pad_token_id,
         "dtype": "float32",
     }
-    if has_pictures:
+    if family.config == "SmolVLM":
+        sizes = {
+            "text_config": {**sizes, "model_type": "llama"},
+            "vision_config": SMOL_PICTURES,
+            "tie_word_embeddings": tied,
+            "image_token_id": sizes["vocab_size"] - 1,
+        }
+    elif has_pictures:
         sizes = _with_pictures(sizes, tokenizer, folder)
     config = getattr(transformers, f"{family.config}Config")(**sizes)
     auto = transformers.AutoModelForImageTextToText if has_pictures else transformers.AutoModelForCausalLM

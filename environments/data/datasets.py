@@ -242,7 +242,8 @@ def _unknown(kind: str, name: str, known: Collection[str]) -> str:
     return (
         f"Unknown {kind}: {name!r}.{near_name(name, known)} Known in {_root().absolute()} on host "
         f"{platform.node()}: {', '.join(known) or 'none'}. Add it with "
-        "DatasetRegistry.register_dataset; if it is registered on another host, put TROUPE_HOME on a "
+        "DatasetRegistry.register_dataset, or a public one by `python -m environments.data.prepare NAME "
+        "--from hub`; if it is registered on another host, put TROUPE_HOME on a "
         "shared disk or send it with the job (see DatasetRegistry). "
         "DatasetRegistry.dataset_exists(name, split) says beforehand whether it is there."
     )

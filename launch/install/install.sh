@@ -2,11 +2,15 @@
 # Makes .venv in the current folder and installs the pinned packages into it, and Troupe itself where this is
 # its repository, so that its modules and `troupe` are found in any folder; does nothing when that is so.
 # Called by every make target; Troupe's wheel has it too, in launch/install/ beside the pins.
+# DEVICE is cpu or cuda (default: that of the .venv that is there, else cpu).
 # PYTHON chooses the interpreter (default: the first of python3.11, python3.12, python3 and python whose
 # version fits).
 set -eu
 
-pins=$(dirname "$0")/pins-cpu.txt
+made_for=$(cat .venv/.device 2>/dev/null || echo cpu)
+device=${DEVICE:-$made_for}
+pins=$(dirname "$0")/pins-$device.txt
+if [ ! -f "$pins" ]; then echo "DEVICE=$device is not known: set DEVICE=cpu or DEVICE=cuda." >&2; exit 1; fi
 stamp=.venv/.installed
 cpu_wheels=https://download.pytorch.org/whl/cpu
 
@@ -35,8 +39,10 @@ install_torch() {
     return 1
 }
 
-# With PYTHON set, a .venv of another version does not count.
+# A .venv for another device does not count, as the engine has one name for both; nor, with PYTHON set, one of
+# another version.
 venv_fits() {
+    [ "$device" = "$made_for" ] || return 1
     fits .venv/bin/python || return 1
     [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" --version)" = "$(.venv/bin/python --version)" ]
 }
@@ -51,6 +57,7 @@ if ! venv_fits || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python=$(find_python)
     echo "Making .venv with $("$python" --version)."
     "$python" -m venv --clear .venv
+    echo "$device" > .venv/.device
 fi
 torch=$(grep '^torch==' "$pins")
 echo "Installing $torch (1 of 2)."

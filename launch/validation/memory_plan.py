@@ -5,7 +5,8 @@
 
 No weights are read and no model is made. The figures of processes on CPUs are those of runs on x86-64, which
 ``tests/benchmarks/memory_plan.py`` measures beside the plan; those of GPUs are arithmetic that nobody has
-measured. The shapes known are decoders of the usual kind, dense or a mixture of experts.
+measured. The shapes known are decoders of the usual kind and with latent attention, dense or a mixture of
+experts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ GPU_CONTEXT = 1.0 * GB
 """CUDA and NCCL in a process. Not measured."""
 LOGIT_BYTES = 3 * FULL
 """Bytes of a logit at the peak: the model's own, the chosen tokens', and the softmax or its gradient."""
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names that models have for the number of a layer's experts."""
 HOST = "Host memory"
 GPU_SHARE = 0.9
 """Share of a GPU that vLLM takes unless its options say another."""
@@ -59,18 +62,24 @@ class ModelShape:
     """Sizes of a decoder: numbers of layers and tokens, and widths of what a token has in each layer.
 
     Attributes:
+        attention: inputs and outputs of each linear layer of attention.
         heads, shared_heads: width of all queries, and of all keys.
         inner: width of the feed-forward network, of those experts together that a token takes.
         experts: number of them that a layer holds for each that a token takes.
+        always: width of the experts that each token takes beside them.
+        dense_inner: widths of the first layers that have a network instead of experts.
     """
 
     config: Mapping[str, Any]
     num_layers: int
     hidden: int
+    attention: tuple[tuple[int, int], ...]
     heads: int
     shared_heads: int
     inner: int
     experts: float
+    always: int
+    dense_inner: tuple[int, ...]
     vocabulary: int
     tied: bool
 
@@ -83,21 +92,23 @@ class ModelShape:
         """
         text = {**config, **config.get("text_config", {})}
         try:
-            hidden, num_heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-            head = int(text.get("head_dim") or hidden // num_heads)
-            taken = int(text.get("num_experts_per_tok") or 1)
-            held = int(text.get("num_experts") or text.get("num_local_experts") or taken)
-            width = text.get("moe_intermediate_size") if held > taken else None
-            if "kv_lora_rank" in text:
-                raise ValueError("kv_lora_rank: keys and values of another kind")
+            hidden = int(text["hidden_size"])
+            held = next((int(text[each]) for each in NUM_EXPERTS if text.get(each)), 1)
+            taken = min(held, int(text.get("num_experts_per_tok") or 1))
+            width = int((held > taken and text.get("moe_intermediate_size")) or text["intermediate_size"])
+            attention = _latent_attention(text) if "kv_lora_rank" in text else _attention(text)
             return cls(
                 config=text,
                 num_layers=int(text["num_hidden_layers"]),
                 hidden=hidden,
-                heads=num_heads * head,
-                shared_heads=int(text.get("num_key_value_heads") or num_heads) * head,
-                inner=taken * int(width or text["intermediate_size"]),
+                attention=attention,
+                heads=attention[-1][0],
+                shared_heads=attention[-2][1],
+                inner=taken * width,
                 experts=held / taken,
+                always=int(text.get("n_shared_experts") or 0) * width
+                + int(text.get("shared_expert_intermediate_size") or 0),
+                dense_inner=(int(text["intermediate_size"]),) * int(text.get("first_k_dense_replace") or 0),
                 vocabulary=int(text["vocab_size"]),
                 tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
             )
@@ -114,18 +125,22 @@ class ModelShape:
 
     @property
     def layer(self) -> int:
-        """Number of parameters of a layer, without its few biases."""
-        attention = 2 * self.hidden * (self.heads + self.shared_heads)
-        return int(attention + 3 * self.hidden * self.inner * self.experts + 2 * self.hidden)
+        """Number of parameters of a layer, without its few biases; of the larger kind where there are two."""
+        return self._layer(self.inner * self.experts + self.always)
+
+    def _layer(self, inner: float) -> int:
+        attention = sum(inputs * outputs for inputs, outputs in self.attention)
+        return int(attention + 3 * self.hidden * inner + 2 * self.hidden)
 
     @property
     def num_parameters(self) -> int:
         """Number of all parameters."""
-        return self.embedding + self.num_layers * self.layer + self.hidden
+        others = self.num_layers - len(self.dense_inner)
+        return self.embedding + sum(map(self._layer, self.dense_inner)) + others * self.layer + self.hidden
 
     def adapters(self, rank: int) -> int:
         """Number of parameters of LoRA on all linear layers but the output and the experts."""
-        attention = 2 * (2 * self.hidden + self.heads + self.shared_heads)
+        attention = sum(map(sum, self.attention))
         dense = 3 * (self.hidden + self.inner) if self.experts == 1 else 0
         return rank * self.num_layers * (attention + dense)
 
@@ -134,7 +149,31 @@ class ModelShape:
         """Numbers that a token's pass through a layer keeps for the backward pass: inputs of norms, linear
         layers, attention and product.
         """
-        return 9 * self.hidden + 3 * self.heads + 3 * self.shared_heads + 4 * self.inner
+        inner = self.inner + self.always
+        return 9 * self.hidden + 3 * self.heads + 3 * self.shared_heads + 4 * inner
+
+
+def _attention(text: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Inputs and outputs of the layers of queries, keys, values and the output."""
+    hidden, num_heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    head = int(text.get("head_dim") or hidden // num_heads)
+    shared = int(text.get("num_key_value_heads") or num_heads) * head
+    return (hidden, num_heads * head), (hidden, shared), (hidden, shared), (num_heads * head, hidden)
+
+
+def _latent_attention(text: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """The same of DeepSeek's latent attention: keys and values are made of a few numbers of each token."""
+    hidden, num_heads, latent = (
+        int(text[each]) for each in ("hidden_size", "num_attention_heads", "kv_lora_rank")
+    )
+    plain, turned, value = (
+        int(text[each]) for each in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    queries = num_heads * (plain + turned)
+    narrow = int(text.get("q_lora_rank") or 0)
+    of_queries = ((hidden, narrow), (narrow, queries)) if narrow else ((hidden, queries),)
+    keys_and_values = (latent, num_heads * (plain + value))
+    return *of_queries, (hidden, latent + turned), keys_and_values, (num_heads * value, hidden)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,5 +84,6 @@ def check_gpus(config: TrainConfig) -> None:
         raise ConfigError(
             f"learner.device={learner.device} and server.engine.num_gpus={engine.num_gpus:g} need {needed:g} "
             f"GPU(s) in all, and torch finds {there} on this machine: set learner.device=cpu and "
-            "server.engine.num_gpus=0, or join a cluster that has them (RAY_ADDRESS)."
+            "server.engine.num_gpus=0, or join a cluster that has them (RAY_ADDRESS). Where they are here, "
+            "`make install DEVICE=cuda` installs what finds them."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from importlib.util import find_spec
 
 from environments.errors import ConfigError
 from launch.run_folder.model_paths import model_folder
@@ -14,6 +15,10 @@ from policies.engines.tool_calls import check_reasoning_name, check_served_parse
 from policies.model_files import config_of
 
 DEFAULT_PORT = 8000
+OF_TORCHVISION = {
+    *("gemma3", "glm4v", "internvl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+}
+"""Models for pictures whose module in vLLM 0.29 imports torchvision, by their type. SmolVLM's does not."""
 
 
 def check_engine(config: TrainConfig) -> None:
@@ -94,7 +99,7 @@ def check_base_model(config: TrainConfig) -> None:
 
 
 def check_publishing(config: TrainConfig) -> None:
-    """The engines take new weights of this model.
+    """The engines can load this model, and take new weights of it.
 
     vLLM 0.29 loads new weights layer by layer. On a CPU that leaves experts as they were, and its latent
     attention (DeepSeek's) differs from transformers by 0.3 in log-probabilities.
@@ -106,6 +111,12 @@ def check_publishing(config: TrainConfig) -> None:
     if path is None or engine.name != "vllm" or engine.num_gpus or not config.server.num_replicas:
         return
     shape = config_of(model_folder(path))
+    if shape.get("model_type") in OF_TORCHVISION and find_spec("torchvision") is None:
+        raise ConfigError(
+            f"model.path={path} has model_type={shape['model_type']}: vLLM needs torchvision for it, as it "
+            "reads pictures, and it is not installed. Choose a model for text alone, install torchvision's "
+            "build for this torch, or set stages=[warm_start] without rollouts."
+        )
     shape = shape.get("text_config") or shape
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
         if shape.get(name):

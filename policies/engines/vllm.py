@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -300,7 +301,14 @@ class _Running:
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
     with large_imports():
         from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
 
+    if config.num_gpus and (current_platform.is_cpu() or current_platform.is_unspecified()):
+        raise ConfigError(
+            f"server.engine.num_gpus={config.num_gpus:g}, and vLLM finds no GPU on {socket.gethostname()}: "
+            "install the packages of launch/install/pins-cuda.txt there (make install DEVICE=cuda) and the "
+            "GPU's driver, or set server.engine.num_gpus=0."
+        )
     arguments = engine_arguments(model_path, config) | adapter_args | without_own(config.options)
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -441,6 +449,8 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     runner = worker.model_runner
     missing, tensors = {name for name, _ in runner.model.named_parameters()}, WholeTensors(buckets)
     initialize_layerwise_reload(runner.model)
+    # Those of latent attention that vLLM makes of the loaded ones are gone by now.
+    missing &= {name for name, _ in runner.model.named_parameters()}
     loaded = runner.model.load_weights(tensors.items())
     missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}

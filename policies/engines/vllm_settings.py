@@ -120,11 +120,16 @@ def cache_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
 
 
 def token_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
-    """Bytes of a token's keys and values in a decoder of the usual shape; ``LookupError`` for any other."""
+    """Bytes of a token's keys and values in a decoder of the usual shape, or with latent attention;
+    ``LookupError`` for any other.
+    """
+    size = 4 if config.dtype in EXACT_DTYPES else 2
+    if "kv_lora_rank" in shape:
+        return int(shape["num_hidden_layers"] * (shape["kv_lora_rank"] + shape["qk_rope_head_dim"])) * size
     num_heads = shape["num_attention_heads"]
     head = shape.get("head_dim") or shape["hidden_size"] // num_heads
     numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
-    return 2 * int(numbers) * (4 if config.dtype in EXACT_DTYPES else 2)
+    return 2 * int(numbers) * size
 
 
 def _shape(folder: Path) -> Mapping[str, Any]:

@@ -3,44 +3,27 @@
     python tests/benchmarks/colocated.py [--cache 256] [--steps 2]
 
 The same run of recipe=guess twice, at staleness 0: the final weights have to be equal bit for bit, and the
-peak of engine and learner together (PSS, ten times a second) lower by the engine's cache. Then rank and
-engine on a Ray cluster with one GPU, which is pretended: Ray counts it, and nothing computes on it. Takes
-about five minutes.
+peak of engine and learner together (PSS, ten times a second) lower by the engine's cache. Takes about five
+minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-import models
 import psutil
-import ray
-import repository
 from programs import Program
 from report import Report
 
-from actors.learning.ranks import RankGroup, RankWorker, create_placement_group
-from actors.serving.policy_app import PolicyApp
-from actors.settings import ServedModel, ServerConfig
-from actors.weights.store import WeightStore
 from launch.health.members import role_of
-from launch.settings.compose import compose
-from launch.validation.resources import num_gpus
-from policies.learning.settings import LearnerConfig
-from policies.settings import EngineConfig
 
-TESTS = str(repository.ROOT / "tests")
-"""Folder of the scripted engine: replicas have to find it too."""
 LOOK_SECONDS = 0.1
 ROLES = ("replica", "learner")
 SHORT = ["recipe=guess", "warm_start.num_steps=10", "evaluation.num_tasks=16", "run.checkpoints.every=1000"]
@@ -80,8 +63,6 @@ def main() -> None:
     saved = (together[0] - together[1]) / (arguments.cache << 20)
     print(f"final weights: {'equal bit for bit' if weights[0] == weights[1] else 'DIFFERENT'}")
     print(f"saved at the peak: {saved:.2f} of the cache")
-    gpus = pretended_gpu()
-    print(f"one pretended GPU: {gpus}")
     if weights[0] != weights[1] or saved < 0.85:
         raise SystemExit(1)
 
@@ -116,46 +97,5 @@ def num_optimizer_steps(directory: Path) -> int:
     return sum(int(each.get("learn/num_optimizer_steps", 0)) for each in records)
 
 
-class IdleRank(RankWorker):
-    """Stands in for a rank on a GPU: it has the place and computes nothing."""
-
-    def _load(self, **_: Any) -> Any:
-        return self
-
-    def gpus(self) -> list[int]:
-        """Numbers of the GPUs that Ray has given to this process."""
-        return [int(each) for each in ray.get_gpu_ids()]
-
-
-def pretended_gpu() -> str:
-    """Start a rank and a replica on a cluster with one GPU, and describe which GPU each got."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
-    ray.init(address="local", num_cpus=8, num_gpus=1, include_dashboard=False, log_to_driver=False)
-    learner = LearnerConfig(device="cuda")
-    engine = EngineConfig(name="scripted_engine:ScriptedEngine", num_gpus=1, options={"replies": ["Here."]})
-    server = ServerConfig(engine=engine, colocated=True)
-    on_gpu = ["learner.device=cuda", "server.engine.num_gpus=1", "rollout.max_staleness=0"]
-    needed = {each: num_gpus(compose([*on_gpu, f"server.colocated={each}"])) for each in ("false", "true")}
-    store: Any = WeightStore.remote()  # type: ignore[attr-defined]
-    share = server.gpus_of_rank
-    ranks = RankGroup(
-        IdleRank, create_placement_group(learner, share), learner, share, shared_file=None, learner=learner
-    )
-    gpus = ranks.call(IdleRank.gpus)
-    with tempfile.TemporaryDirectory() as folder:
-        app = PolicyApp("shared", ServedModel(path=models.tiny(Path(folder))), server, store)
-        app.wake()
-        app.start()
-        left = ray.available_resources().get("GPU", 0.0)
-        app.stop()
-    ranks.close()
-    ray.shutdown()
-    return (
-        f"separate {needed['false']:g} needed; colocated {needed['true']:g} needed, of which the rank has "
-        f"{share} (of GPU {gpus[0]}) and the engine {server.gpus_of_engine}; {left:g} left with both up"
-    )
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, TESTS)
     main()

@@ -34,6 +34,7 @@ TINY = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *S
 SMOLLM2 = ["recipe=smollm2", "learner.mini_batch_size=16", "fleet.num_actors=16", *SHORT]
 WORDS = ["recipe=word_problems", "learner.mini_batch_size=16", *SHORT]
 LORA = ["learner.lora.rank=16", "learner.optimizer.lr=2e-4"]
+HALVED = "server.engine.options.dtype=bfloat16"
 TWO = ["learner.num_workers=2"]
 SETTING = {
     "tiny": TINY,
@@ -46,6 +47,7 @@ CHECKING = {
     "tiny-lora": [*TINY, *LORA, "fleet.num_actors=8"],
     "smollm2-2": [*SMOLLM2, *TWO],
     "smollm2-lora-2": [*SMOLLM2, *LORA, *TWO],
+    "smollm2-8gb": ["recipe=smollm2", *SHORT, *LORA, "fleet.pairs_per_actor=16", HALVED],
     "words": [*WORDS, "learner.micro_batch_tokens=1600"],
 }
 

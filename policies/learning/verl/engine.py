@@ -24,7 +24,7 @@ from environments.errors import LearnerError
 from policies.learning.verl import token_trees
 from policies.learning.verl.micro_batches import prepare_micro_batches
 from policies.learning.verl.token_trees import Layout
-from policies.learning.verl.weights import layers_beside_experts
+from policies.learning.verl.weights import freeze_routers, layers_beside_experts
 
 Arguments = dict[str, Any]
 ALL_LINEAR = "all-linear"
@@ -36,6 +36,11 @@ class PolicyEngine(FSDPEngineWithLMHead):
 
     In verl's columns, [P + R] for each sample: column i belongs to token i+1, and those of the prompt are 0.
     """
+
+    def _build_module(self) -> torch.nn.Module:
+        module: torch.nn.Module = super()._build_module()
+        freeze_routers(module)
+        return module
 
     def _build_lora_module(self, module: PreTrainedModel) -> torch.nn.Module:
         if self.model_config.target_modules == ALL_LINEAR and (layers := layers_beside_experts(module)):

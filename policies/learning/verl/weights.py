@@ -21,6 +21,8 @@ from policies.engines.weights import shard_name
 
 ADAPTER = "default"
 """The name under which peft keeps the one adapter that there is."""
+ROUTERS = ("gate", "router")
+"""Names of the module that chooses the experts of a token, beside the experts."""
 NAMES_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Layers that peft takes for those of experts, in models that have any."""
 
@@ -181,6 +183,17 @@ def layers_beside_experts(module: PreTrainedModel) -> list[str]:
         and each is not output
         and name.rpartition(".")[-1] not in NAMES_OF_EXPERTS
     ]
+
+
+def freeze_routers(module: torch.nn.Module) -> None:
+    """Train no router of a mixture of experts: it would come to choose other experts than those that have
+    sampled, of which an engine tells nothing.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "experts"):
+            for name in ROUTERS:
+                if isinstance(router := getattr(layer, name, None), torch.nn.Module):
+                    router.requires_grad_(False)
 
 
 def check_adapters(module: torch.nn.Module, tied: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from environments.disk import FileDigest
-from environments.errors import LearnerError
+from environments.errors import ConfigError, LearnerError
 from policies.learning.division import Columns, RankShard
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import dropout
@@ -79,6 +80,9 @@ class VerlWorker(TrainingWorker):
     Args:
         config: verl's, of the model.
         seed: of torch's generator on this rank.
+
+    Raises:
+        ConfigError: the rank is to be on a GPU, and torch finds none.
     """
 
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
@@ -92,6 +96,12 @@ class VerlWorker(TrainingWorker):
                 dist.init_process_group(
                     "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
                 )
+        elif not torch.cuda.is_available():
+            raise ConfigError(
+                f"learner.device={learner.device}, and torch {torch.__version__} finds no GPU on "
+                f"{socket.gethostname()}: install the packages of launch/install/pins-cuda.txt there (make "
+                "install DEVICE=cuda) and the GPU's driver, or set learner.device=cpu."
+            )
         torch.manual_seed(seed)
         dropout.switch_off_in_config(config.model_config.hf_config)
         super().__init__(config)

@@ -124,6 +124,15 @@ def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: 
         assert num_rows(samples) <= 4, "both have learned from trees"
 
 
+def test_turns_of_engine_and_learner_change_no_bit(undisturbed: Path, tmp_path: Path) -> None:
+    import torch
+
+    small_run(tmp_path, "run.num_steps=4", "server.colocated=true", "run.checkpoints={every: 4}")
+    shared, expected = weights(tmp_path, 4), weights(undisturbed, 4)
+    assert expected.keys() == shared.keys()
+    assert all(torch.equal(expected[name], shared[name]) for name in expected)
+
+
 @pytest.mark.slow
 def test_resumed_ranks_learn_the_same_from_forks_of_a_curriculum(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

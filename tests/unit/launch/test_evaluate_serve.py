@@ -263,6 +263,7 @@ def test_setting_without_effect_on_the_engine_is_an_early_error(
         ({"num_experts": 128}, "num_experts=128"),
         ({"n_routed_experts": 64, "kv_lora_rank": 512}, "n_routed_experts=64"),
         ({"text_config": {"kv_lora_rank": 512}}, "kv_lora_rank=512"),
+        ({"model_type": "qwen2_5_vl", "text_config": {}}, "=qwen2_5_vl: vLLM needs torchvision"),
     ],
 )
 def test_model_whose_engine_keeps_old_weights_is_refused(
@@ -274,5 +275,6 @@ def test_model_whose_engine_keeps_old_weights_is_refused(
         check_publishing(config)
     check_publishing(without_rollouts(config))
     check_publishing(compose([f"model.path={tmp_path}", "server.engine.num_gpus=1"]))
-    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 0}))
-    check_publishing(config)
+    for loadable in ({"num_experts": 0}, {"model_type": "smolvlm", "vision_config": {}}):
+        (tmp_path / "config.json").write_text(json.dumps(loadable))
+        check_publishing(config)

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpu_page import ROWS, Row
 
 from environments.errors import ConfigError
 from launch.settings.compose import compose, with_overrides
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.train import main
 from launch.validation.memory_plan import (
     FULL,
@@ -29,8 +30,9 @@ from launch.validation.memory_plan import (
     processes,
     shape_of,
 )
-from launch.validation.serving import check_engine
+from launch.validation.serving import check_colocation, check_engine
 from launch.validation.settings import check_training_settings
+from policies.learning.verl.fields import check_fields
 
 TINY = {
     "hidden_size": 4,
@@ -81,6 +83,23 @@ QWEN3_30B_A3B = {
     "moe_intermediate_size": 768,
     "tie_word_embeddings": False,
 }
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "vocab_size": 129280,
+}
 LLAMA_8B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -96,7 +115,6 @@ LLAMA_70B = {
     "hidden_size": 8192,
     "intermediate_size": 28672,
 }
-GPUS = Path(__file__).resolve().parents[3] / ".docs" / "pages" / "gpus.md"
 ON_GPUS = ["learner.device=cuda", "learner.dtype=bfloat16", "server.engine.num_gpus=1"]
 HALVED = "server.engine.options.dtype=bfloat16"
 LORA = ["learner.lora.rank=16"]
@@ -117,6 +135,7 @@ def process(name: str, shape: dict[str, Any], *settings: str, gpu_gb: float = 0.
         (QWEN3_600M, 596_049_920),
         (QWEN3_4B, 4_022_468_096),
         (QWEN3_30B_A3B, 30_532_122_624),
+        (DEEPSEEK_V3, 671_026_419_200),
         (LLAMA_8B, 8_030_261_248),
         (LLAMA_70B, 70_553_706_496),
         (SMOLLM2, 134_515_008),
@@ -126,13 +145,36 @@ def test_parameters_of_published_models_are_counted(shape: dict[str, Any], num_p
     assert ModelShape.of(shape).num_parameters == pytest.approx(num_parameters, rel=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text"])
-def test_parameters_are_those_of_the_model_that_is_built(family: str) -> None:
+TAKEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 640}
+SHARED = {**TAKEN, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LATENT = {
+    **SHARED,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_key_value_heads": 9,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        *((name, {}) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")),
+        ("qwen3_moe", {**TAKEN, "num_experts": 4}),
+        ("qwen2_moe", {**TAKEN, "num_experts": 4, "shared_expert_intermediate_size": 320}),
+        ("mixtral", {"num_experts_per_tok": 2, "num_local_experts": 4}),
+        ("glm4_moe", SHARED),
+        ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+        ("deepseek_v3", {**LATENT, "q_lora_rank": 96}),
+    ],
+)
+def test_parameters_are_those_of_the_model_that_is_built(family: str, own: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    sizes = {**SMOLLM2, "head_dim": 64, "num_hidden_layers": 2, **(experts if "moe" in family else {})}
+    sizes = {**SMOLLM2, "head_dim": 64, "num_hidden_layers": 3, "vocab_size": 4096, **own}
     given = AutoConfig.for_model(family, **sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(given)
@@ -325,7 +367,7 @@ def test_plan_of_model_that_is_not_named_is_refused(
 
 
 @pytest.mark.parametrize(
-    "shape", [{"model_type": "mamba"}, {**LLAMA_8B, "model_type": "deepseek_v3", "kv_lora_rank": 512}]
+    "shape", [{"model_type": "mamba"}, {**LLAMA_8B, "model_type": "other_latent", "kv_lora_rank": 512}]
 )
 def test_model_of_another_kind_is_refused_by_its_type(shape: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model_type='{shape['model_type']}' cannot be planned"):
@@ -392,6 +434,12 @@ def test_run_needs_what_was_measured(settings: list[str], measured: float) -> No
     assert planned == pytest.approx(measured, rel=0.1)
 
 
+def test_smollm2_learns_in_8_gb_with_adapters() -> None:
+    least = ["recipe=smollm2", *LORA, HALVED, "fleet.pairs_per_actor=16"]
+    rows = processes(compose(least), ModelShape.of(SMOLLM2))
+    assert sum(row.count * row.bytes for row in rows) < 8 * GB
+
+
 # By how many GB free memory fell in three updates of the recipe and the checkpoint after them; then the peaks
 # of whole runs of the learning curves: with LoRA of ten updates, without of 28.
 @pytest.mark.parametrize(
@@ -419,31 +467,34 @@ PUBLISHED = {
     "Llama-3.1-8B": LLAMA_8B,
     "Llama-3.1-70B": LLAMA_70B,
 }
-ROW = r"^\| (\d[\dx ]+) \| (\S+) \| (.+) \| (\d+) \| (\d+) \|$"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "model", "added", "rank_gb", "hosts_gb"), re.findall(ROW, GPUS.read_text(), re.MULTILINE)
-)
-def test_row_of_the_page_fits_as_it_states(
-    devices: str, model: str, added: str, rank_gb: str, hosts_gb: str
-) -> None:
-    settings = re.findall(r"[^\s`]+=[^\s`]+", added)
-    settings += ["learner.verl.engine.offload_policy=true"] if "offload" in added else []
-    for spread in re.findall(r"tensor (\d)", added):
-        settings += [
-            f"server.engine.num_gpus={spread}",
-            f"server.engine.options.tensor_parallel_size={spread}",
-        ]
-    given = compose(["workload=my_workload", "learner.micro_batch_tokens=8192", *ON_GPUS, HALVED, *settings])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.devices} {row.model} {len(row.settings)}")
+def test_row_of_the_page_fits_as_it_states(row: Row) -> None:
+    given = compose(list(row.settings))
     check_training_settings(given)
     check_engine(given)
-    text = plan_text(given, ModelShape.of(PUBLISHED[model]), Devices.of(devices.replace(" ", "")))
+    check_colocation(given)
+    text = plan_text(given, ModelShape.of(PUBLISHED[row.model]), Devices.of(row.devices))
     assert "NOT FIT" not in text and "GPU(s) are needed" not in text
-    for part, stated in (("learner rank", rank_gb), ("Host memory", hosts_gb)):
+    for part, stated in (("learner rank", row.rank_gb), ("Host memory", row.hosts_gb)):
         (planned,) = re.findall(rf"\n{part}: ([\d.]+) GB", text)
-        assert float(planned) == pytest.approx(float(stated), abs=1)
+        assert float(planned) == pytest.approx(stated, abs=1)
+
+
+@pytest.mark.parametrize(("devices", "turns"), [("2x80", "false"), ("1x80", "true")])
+def test_recipe_for_qwen3_fits_on_the_gpus_that_it_names(devices: str, turns: str) -> None:
+    given = compose(["recipe=math_gpu", f"server.colocated={turns}"])
+    check_training_settings(given)
+    check_engine(given)
+    check_colocation(given)
+    check_fields(given.learner, algorithm_of(given))
+    assert (
+        given.model.path == "Qwen/Qwen3-4B" and given.rollout.longest <= given.server.engine.max_model_tokens
+    )
+    text = plan_text(given, ModelShape.of(QWEN3_4B), Devices.of(devices))
+    assert "NOT FIT" not in text and "GPU(s) are needed" not in text
 
 
 def test_cache_and_micro_batch_count_once_where_they_take_turns() -> None:

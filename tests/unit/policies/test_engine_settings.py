@@ -60,6 +60,7 @@ def test_what_the_adapter_of_vllm_decides_is_no_setting(name: str) -> None:
 
 
 TINY = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+LATENT = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
 
 
@@ -71,6 +72,7 @@ LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
         (TINY, {"max_model_tokens": 384, "options": {"dtype": "float"}}, 257 * 384 * 1024),
         (TINY, {"max_model_tokens": 300, "options": {"dtype": "bfloat16"}}, 257 * 384 * 512),
         (TINY, {"max_model_tokens": 40, "options": {"max_num_seqs": 7, "block_size": 32}}, 8 * 64 * 1024),
+        (LATENT, {"max_model_tokens": 384}, 257 * 384 * 2 * 576 * 4),  # keys and values are one
         (LARGE, {}, 1 << 30),
         ({"model_type": "mamba"}, {}, 1 << 30),
     ],
