@@ -176,12 +176,19 @@ def with_mini(question: str) -> str:
 
 
 PACKAGES = {
-    "agents": ["agents"],
-    "langgraph": ["langchain.agents", "langchain_openai"],
-    "pydantic_ai": ["pydantic_ai", "pydantic_ai.models.openai", "pydantic_ai.providers.openai"],
-    "mini": ["minisweagent.run.mini", "minisweagent.models.litellm_model"],
+    "agents": ["agents", "openai.resources.responses", "httpcore2", "anyio._backends._asyncio"],
+    "langgraph": ["langchain.agents", "langchain_openai", "openai.resources.chat", "httpcore2"],
+    "pydantic_ai": [
+        *("pydantic_ai", "pydantic_ai.models.openai", "pydantic_ai.providers.openai"),
+        *("openai.resources.chat", "genai_prices.data", "anyio._backends._asyncio"),
+    ],
+    "mini": [
+        *("minisweagent.run.mini", "minisweagent.agents.interactive", "minisweagent.environments.local"),
+        *("minisweagent.models.litellm_model", "httpcore"),
+        "litellm.proxy.openai_files_endpoints.common_utils",
+    ],
 }
-"""Modules that are loaded before the first question at a socket."""
+"""Modules that are loaded before the first question at a socket: those too that wait for a first call."""
 
 
 class Answering(socketserver.StreamRequestHandler):
