@@ -191,6 +191,17 @@ PACKAGES = {
 """Modules that are loaded before the first question at a socket: those too that wait for a first call."""
 
 
+def build_models() -> None:
+    """Build the models of pydantic whose packages put that off to their first use."""
+    from pydantic import BaseModel
+
+    classes = BaseModel.__subclasses__()
+    for each in classes:
+        classes += each.__subclasses__()
+        if not each.__pydantic_complete__:
+            each.model_rebuild(raise_errors=False)
+
+
 class Answering(socketserver.StreamRequestHandler):
     """Answers a question in the process that was forked for it, in a folder of its own.
 
@@ -221,5 +232,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 2 and sys.argv[2].startswith("/"):
         for module in PACKAGES[sys.argv[1]]:
             importlib.import_module(module)
+        build_models()
         AnsweringServer(sys.argv[2], Answering).serve_forever()
     Path("answer.txt").write_text(FRAMEWORKS[sys.argv[1]](Path("task.txt").read_text()))
