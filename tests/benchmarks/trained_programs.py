@@ -6,7 +6,7 @@ A run is a program and a seed. All start from the same model, but mini-swe-agent
 others: it starts from conversations of a scripted model, as the gateway has them. A run that is finished is
 not run again, and one that was interrupted goes on from its last checkpoint: the command may be given part by
 part. Frameworks run in an environment of their own, which is made with the packages of
-``tests/outside_programs.txt``; a process that has loaded one is forked for each rollout.
+``tests/outside_programs.txt``; processes that stay answer its questions.
 """
 
 from __future__ import annotations
