@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def answering_program(framework: str, log: Path) -> Iterator[Path]:
             env={"PATH": os.environ["PATH"], "HOME": place, **QUIET},
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
         try:
             while not socket.exists():
@@ -60,5 +62,5 @@ def answering_program(framework: str, log: Path) -> Iterator[Path]:
                 time.sleep(0.2)
             yield socket
         finally:
-            server.terminate()
+            os.killpg(server.pid, signal.SIGKILL)
             server.wait()

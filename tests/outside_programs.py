@@ -4,8 +4,8 @@
     python outside_programs.py FRAMEWORK SOCKET
 
 The first reads the question in ``task.txt``, answers it with a tool, and writes the answer into
-``answer.txt``. The second loads the framework once, listens at a socket, and answers each question there in
-a process that it forks. The framework finds the model by itself, by the variables for OpenAI's or
+``answer.txt``. The second loads the framework once, and its processes answer the questions that come to a
+socket, one after the other. The framework finds the model by itself, by the variables for OpenAI's or
 Anthropic's address and key.
 """
 
@@ -16,7 +16,7 @@ import importlib
 import json
 import os
 import re
-import socketserver
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -182,26 +182,38 @@ PACKAGES = {
     "mini": ["minisweagent.run.mini", "minisweagent.models.litellm_model"],
 }
 """Modules that are loaded before the first question at a socket."""
+NUM_WORKERS = 16
 
 
-class Answering(socketserver.StreamRequestHandler):
-    """Answers a question in the process that was forked for it, in a folder of its own.
+def answer_questions(path: str, framework: str) -> None:
+    """Answer all questions at a socket, in processes that stay: a framework's first call is its slowest.
 
-    A program that fails sends nothing, and the server notes its error.
+    One whose program fails notes the error, sends nothing and ends; another takes its place.
     """
+    for module in PACKAGES[framework]:
+        importlib.import_module(module)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(256)
+    num_workers = 0
+    while True:
+        if num_workers == NUM_WORKERS:
+            os.wait()
+            num_workers -= 1
+        if os.fork() == 0:
+            while True:
+                answer_one(listener.accept()[0], FRAMEWORKS[framework])
+        num_workers += 1
 
-    def handle(self) -> None:
-        request = json.loads(self.rfile.readline())
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            os.environ |= {**request["environment"], "HOME": folder}
-            answer = FRAMEWORKS[sys.argv[1]](request["question"])
-            self.wfile.write(json.dumps(answer).encode())
-            os.chdir("/")
 
-
-class AnsweringServer(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    max_children = request_queue_size = 256
+def answer_one(connection: socket.socket, program: Callable[[str], str]) -> None:
+    """Answer a question in a folder of its own."""
+    with connection, connection.makefile("rw") as stream, tempfile.TemporaryDirectory() as folder:
+        request = json.loads(stream.readline())
+        os.chdir(folder)
+        os.environ |= {**request["environment"], "HOME": folder}
+        stream.write(json.dumps(program(request["question"])))
+        os.chdir("/")
 
 
 FRAMEWORKS: dict[str, Callable[[str], str]] = {
@@ -212,7 +224,5 @@ if __name__ == "__main__":
     # Nothing beyond this machine is called: no traces, no list of prices.
     os.environ |= {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     if len(sys.argv) > 2 and sys.argv[2].startswith("/"):
-        for module in PACKAGES[sys.argv[1]]:
-            importlib.import_module(module)
-        AnsweringServer(sys.argv[2], Answering).serve_forever()
+        answer_questions(sys.argv[2], sys.argv[1])
     Path("answer.txt").write_text(FRAMEWORKS[sys.argv[1]](Path("task.txt").read_text()))

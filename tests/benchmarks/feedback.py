@@ -1,6 +1,6 @@
 """What a training gains from the feedback of a served agent's clients, and what the canary's rule prevents.
 
-    python tests/benchmarks/feedback.py [--seeds 0,1,2] [--folder runs/feedback]
+    python tests/benchmarks/feedback.py [--seeds 0,1,2] [--without-harm] [--folder runs/feedback]
 
 A warm-started calculator agent answers 200 conversations over HTTP, eight clients with each of 25 questions,
 and records them. Simulated clients like right answers, and dislike wrong ones. Then three trainings start
@@ -45,13 +45,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", default="0", help="default: %(default)s")
     parser.add_argument("--folder", type=Path, default=Path("runs/feedback"), help="of the runs")
+    parser.add_argument("--without-harm", action="store_true", help="no fourth training, and no rule")
     arguments = parser.parse_args()
-    columns = ("seed", "before", "liked", "all answers", "scores as rewards", "harm", "the rule")
+    columns: tuple[str, ...] = ("seed", "before", "liked", "all answers", "scores as rewards")
+    if not arguments.without_harm:
+        columns += ("harm", "the rule")
     report = Report("training from feedback: success on held-out problems", columns)
     for seed in arguments.seeds.split(","):
         cells = []
-        for cell in measured(int(seed), (arguments.folder / seed).resolve()):
-            print(f"seed {seed}, {columns[len(cells) + 1]}: {cell}", flush=True)
+        found = measured(int(seed), (arguments.folder / seed).resolve())
+        for column, cell in zip(columns[1:], found, strict=False):  # of which the rest is not measured
+            print(f"seed {seed}, {column}: {cell}", flush=True)
             cells.append(cell)
         report.add(seed, *cells)
     report.print()
@@ -62,21 +66,26 @@ def measured(seed: int, folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     base = warm_started_model("calculator", folder, WARM_STEPS, seed)
     yield f"{success('calculator', base, folder / 'before'):.3f}"
-    liked, harmed = folder / "liked", folder / "harmed"
-    for recordings, judge in ((liked, is_right), (harmed, has_no_call)):
-        if not (recordings / "done").exists():
-            shutil.rmtree(recordings, ignore_errors=True)
-            with served([f"model.path={base}"], recordings) as url:
-                talk(url, problems(seed), judge)
-            (recordings / "done").touch()
+    liked = recorded(base, folder / "liked", is_right, seed)
     for heeded in ("yes", "no"):
         model = imitated(base, liked, heeded, folder / f"imitated-{heeded}", seed)
         yield f"{success('calculator', model, folder / f'after-{heeded}'):.3f}"
     model = rewarded(base, liked, folder / "rewarded", seed, LR)
     yield f"{success('calculator', model, folder / 'after-rewarded'):.3f}"
+    harmed = recorded(base, folder / "harmed", has_no_call, seed)
     harm = rewarded(base, harmed, folder / "harm", seed, HARMFUL_LR)
     yield f"{success('calculator', harm, folder / 'after-harm'):.3f}"
     yield judged(harm, folder)
+
+
+def recorded(base: str, recordings: Path, judge: Judge, seed: int) -> Path:
+    """The folder with the recorded conversations and their feedback."""
+    if not (recordings / "done").exists():
+        shutil.rmtree(recordings, ignore_errors=True)
+        with served([f"model.path={base}"], recordings) as url:
+            talk(url, problems(seed), judge)
+        (recordings / "done").touch()
+    return recordings
 
 
 def problems(seed: int) -> list[dict[str, str]]:

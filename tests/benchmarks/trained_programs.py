@@ -6,7 +6,7 @@ A run is a program and a seed. All start from the same model, but mini-swe-agent
 others: it starts from conversations of a scripted model, as the gateway has them. A run that is finished is
 not run again, and one that was interrupted goes on from its last checkpoint: the command may be given part by
 part. Frameworks run in an environment of their own, which is made with the packages of
-``tests/outside_programs.txt``; a process that has loaded one is forked for each rollout.
+``tests/outside_programs.txt``; processes that stay answer its questions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +86,6 @@ def trained(
     program: str, settings: Sequence[str], updates: int, directory: Path, environment: dict[str, str]
 ) -> None:
     """Train to the end; leave what was counted in a file."""
-    start = time.monotonic()
     run(
         [
             *("recipe=calculator", "stages=[reinforce]", "warm_start.num_steps=0", "run.resume=true"),
@@ -101,14 +99,16 @@ def trained(
         ],
         environment,
     )
-    counts = {**counted(directory, updates), "seconds": round(time.monotonic() - start)}
-    (directory / FINISHED).write_text(json.dumps(counts))
+    (directory / FINISHED).write_text(json.dumps(counted(directory, updates)))
 
 
 def counted(directory: Path, updates: int) -> dict[str, float]:
-    """Success on held-out problems, and what the rollouts of the updates were made of."""
-    success = [each["eval/reward_mean"] for each in read_metrics(directory) if "eval/reward_mean" in each]
-    counts: dict[str, float] = {"before": success[0], "after": success[-1], **dict.fromkeys(COUNTS, 0)}
+    """Success on held-out problems, seconds of updates and evaluations, and what rollouts were made of."""
+    records = read_metrics(directory)
+    success = [each["eval/reward_mean"] for each in records if "eval/reward_mean" in each]
+    seconds = round(sum(each.get("time/step", 0.0) for each in records))
+    counts: dict[str, float] = {"before": success[0], "after": success[-1], "seconds": seconds}
+    counts |= dict.fromkeys(COUNTS, 0)
     for step in range(1, updates + 1):
         for kept in read_kept(directory, TRAIN, step):
             trajectory = kept.trajectory

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from calculator_program import Program, shell_conversation
+from calculator_program import FUNCTIONS, Program, shell_conversation
 from outside_packages import answering_program, environment_with
 from test_rollout_function import play, processes_with
 
 from actors.gateway.client import PolicyClient
 from actors.gateway.harbor_program import HarborProgram
+from actors.rollouts.rollout import Pair
+from environments import ToolEnvironment
 from environments.adapters.harbor import harbor_tasks
 from environments.data.repairs import write_repairs_of
 from environments.types import Completion, Message, Trajectory
+from launch.recipes import calculator
+from launch.recipes.demonstration import written_call
+from policies import ToolAgent
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.samples import training_samples
 from policies.sampler import Sampler, SampleRequest
@@ -204,8 +210,18 @@ def test_mini_swe_agent_repairs_a_repository(outside: Path, tokenizer_folder: Pa
     assert any(each.count("No such file") == 3 for each in seen), "neither tests nor solution"
 
 
+TASK = {"question": "What is 12*34?", "ground_truth": "408"}
+
+
 class TinySampler(TemplateSampler):
     template = CHAT_TEMPLATE.strip()
+
+
+def in_turn(folder: Path, replies: Sequence[str]) -> TinySampler:
+    """A model that gives the replies in their order."""
+    return TinySampler(
+        folder, lambda messages: replies[sum(message["role"] == "assistant" for message in messages)]
+    )
 
 
 @pytest.mark.parametrize("calculates", [True, False])
@@ -213,15 +229,47 @@ def test_demonstrations_of_mini_are_what_it_sends(
     calculates: bool, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     """The conversations from which a model is warm-started have the tokens of the program's own calls."""
-    task = {"question": "What is 12*34?", "ground_truth": "408"}
-    *before, last = expected = shell_conversation(task, calculates, guess=-7)
-    replies = [each["content"] for each in expected if each["role"] == "assistant"]
-    sampler = TinySampler(tokenizer_folder, lambda messages: replies[len(messages) // 2 - 1])
+    *before, last = expected = shell_conversation(TASK, calculates, guess=-7)
+    sampler = in_turn(tokenizer_folder, [each["content"] for each in expected if each["role"] == "assistant"])
     with answering_program("mini", tmp_path / "log") as socket:
         rollout = Program("mini", str(socket))
-        trajectory = play(rollout, sampler=sampler, task=task, max_steps=3)
+        trajectory = play(rollout, sampler=sampler, task=TASK, max_steps=3)
     assert trajectory.reward == float(calculates)
     tokenizer = sampler._tokenizer
     prompt = tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(trajectory.steps[-1].completion.prompt_ids) == prompt
     assert trajectory.steps[-1].model_response == last["content"]
+
+
+RIGHT, ANOTHER = (written_call("calculator", expression=each) for each in ("12*34", "12+34"))
+REPLIES = (
+    [RIGHT, "\\boxed{408}"],
+    ["\\boxed{7}"],
+    [RIGHT + ANOTHER, "\\boxed{46}"],
+    [f"I call {RIGHT}", ANOTHER, "It is \\boxed{408}."],
+    [RIGHT, RIGHT, RIGHT],
+)
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic", "agents", "langgraph", "pydantic_ai"])
+def test_tokens_of_programs_are_those_of_tool_agent(
+    name: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A model that makes no faulty calls learns from both alike, number for number."""
+    agent = Pair(
+        agent_class=ToolAgent,
+        env_class=ToolEnvironment,
+        agent_args=calculator.AGENT_ARGS,
+        env_args=calculator.ENV_ARGS,
+    )
+    with ExitStack() as stack:
+        rollout = FUNCTIONS.get(name) or Program(
+            name, str(stack.enter_context(answering_program(name, tmp_path / "log")))
+        )
+        for replies in REPLIES:
+            expected, found = (
+                play(each, sampler=in_turn(tokenizer_folder, replies), task=TASK, max_steps=3)
+                for each in (agent, rollout)
+            )
+            assert [step.completion for step in found.steps] == [step.completion for step in expected.steps]
+            assert (found.reward, found.termination_reason) == (expected.reward, expected.termination_reason)

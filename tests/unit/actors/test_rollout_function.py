@@ -50,14 +50,14 @@ def echo(messages: list[Message]) -> str:
 
 
 def play(
-    rollout: RolloutFunction,
+    rollout: RolloutFunction | Pair,
     replies: Callable[[list[Message]], str] = echo,
     requests: list[SampleRequest] | None = None,
     sampler: Sampler | None = None,
     task: dict[str, Any] = TASK,
     **limits: Any,
 ) -> Trajectory:
-    """Play a rollout function on ``TASK`` as a rollout actor does, with a scripted model."""
+    """Play a rollout function, or an agent, on ``TASK`` as a rollout actor does, with a scripted model."""
     model = sampler or ScriptedSampler(replies)
 
     def sample(request: SampleRequest) -> Completion:
@@ -65,7 +65,7 @@ def play(
             requests.append(request)
         return asyncio.run(model.sample(request))
 
-    pair = pair_of(None, None, rollout, {}, {})
+    pair = rollout if isinstance(rollout, Pair) else pair_of(None, None, rollout, {}, {})
     request = RolloutRequest(rollout_id="a/0", group_id="a", task=task)
     env = pair.make_env(request)
     try:
