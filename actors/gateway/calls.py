@@ -45,8 +45,9 @@ class ProgramCalls:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
         self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
         """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
-        self._answered: deque[list[WaitingCall]] = deque(maxlen=MAX_REMEMBERED)
-        """The calls of each of the last requests that were answered; the same thread alone changes it."""
+        self._answered: deque[tuple[int, list[WaitingCall]]] = deque(maxlen=MAX_REMEMBERED)
+        """The last requests that were answered: the number of the retry that has had the answer, and the
+        calls. The same thread alone changes it."""
         self._newest: WaitingCall | None = None
         self._moved = 0.0
         self._over = ""
@@ -79,17 +80,26 @@ class ProgramCalls:
         """Take note that the client of a call has gone: it may ask again."""
         self._abandoned[waiting.call.digest].append(waiting)
 
-    def remember(self, answered: list[WaitingCall]) -> None:
-        """Take note of a request whose answer is sent: its client may lose it on the way."""
-        self._answered.append(answered)
+    def remember(self, answered: list[WaitingCall], retries: int) -> None:
+        """Take note of a request whose answer is sent: its client may lose it on the way.
 
-    def reopen(self, call: PolicyCall) -> None:
-        """Have a request that its client names a retry answered by the answer it has had, if there is one."""
-        for answered in reversed(self._answered):
-            if answered[0].call.digest == call.digest:
-                self._answered.remove(answered)
-                self._abandoned[call.digest].extend(answered)
-                return
+        Args:
+            retries: number of times that the client has sent the request before.
+        """
+        self._answered.append((retries, answered))
+
+    def earlier(self, call: PolicyCall, num_choices: int, retries: int) -> list[WaitingCall]:
+        """Take the calls out that an earlier try of a request has had an answer of; empty without one.
+
+        A call whose client has gone comes first: ``take`` returns it.
+        """
+        if not self._abandoned.get(call.digest):
+            for number, answered in reversed(self._answered):
+                same = answered[0].call.digest == call.digest and len(answered) == num_choices
+                if same and number < retries:
+                    self._answered.remove((number, answered))
+                    return answered
+        return []
 
     def unseen(self) -> list[int]:
         """Return the numbers of the answers whose client has gone before it had them."""

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from actors.gateway.calls import ProgramCalls, WaitingCall
+from actors.gateway.calls import ProgramCalls
 from actors.gateway.client import MODEL
 from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.errors import error_response
@@ -131,21 +131,22 @@ class Gateway:
 
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
-    taken: list[WaitingCall] = []
+    retries = request.headers.get(RETRY_HEADER, "")
+    num_retries = int(retries) if retries.isdecimal() and len(retries) < 10 else 0
     answers: list[Json] = []
-    if request.headers.get(RETRY_HEADER, "0") != "0":
-        calls.reopen(call)
+    taken = calls.earlier(call, body.num_choices, num_retries)
     try:
         while len(answers) < body.num_choices:
-            taken.append(calls.take(call))
-            answer = asyncio.wrap_future(taken[-1].answer)
+            if len(taken) == len(answers):
+                taken.append(calls.take(call))
+            answer = asyncio.wrap_future(taken[len(answers)].answer)
             await settled(request, answer)
             answers.append(answer.result())
     except BaseException:
         for waiting in taken:  # it gets none of them now, and all of them if it comes back
             calls.abandon(waiting)
         raise
-    calls.remember(taken)
+    calls.remember(taken, num_retries)
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.gateway.server import gateway
@@ -37,6 +38,7 @@ from environments.types import Completion, Message, TerminationReason, Trajector
 from launch.validation.trial import check_agent
 from launch.workload import Workload
 from policies.agents.game import GameAgent
+from policies.gateway.session import PolicyCall
 from policies.learning.samples import training_samples
 from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
@@ -474,6 +476,31 @@ def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> N
     assert len(training_samples(trajectory)) == 2 * num_choices
 
 
+def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
+    calls = ProgramCalls()
+    asked = PolicyCall([{"role": "user", "content": "a"}])
+
+    def answered(retries: int = 0, num_choices: int = 1) -> list[WaitingCall]:
+        taken = calls.earlier(asked, num_choices, retries) or [calls.take(asked) for _ in range(num_choices)]
+        calls.remember(taken, retries)
+        return taken
+
+    one, other = answered(), answered()
+    assert one[0] is not other[0], "no retry: the same is asked again"
+    retried = answered(retries=1), answered(retries=1)  # of two equal requests, side by side
+    assert retried == (other, one)
+    assert answered(retries=2) == one, "a retry is lost too"
+    assert answered(retries=2) == other
+    assert answered(retries=2) not in (one, other), "both have come back, so this one is new"
+    assert answered(retries=1, num_choices=2)[0] not in (*one, *other), "of as many choices only"
+
+    lost = calls.take(asked)
+    calls.abandon(lost)
+    assert not calls.earlier(asked, 1, retries=1), "the one whose client has gone is it"
+    assert calls.take(asked) is lost
+    assert calls.unseen() == [] and calls.take(asked) not in (lost, *one, *other)
+
+
 def test_close_ends_a_coroutine_that_waits() -> None:
     ended = threading.Event()
 
@@ -856,6 +883,7 @@ def test_rewards_that_are_too_few_are_named() -> None:
 
 OWNER = """
 import sys, threading
+from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.gateway.server import gateway
 access = Access(
