@@ -23,6 +23,7 @@ from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
 from policies.engines.tool_calls import CallReader, served_parser, served_reasoning
+from policies.imports import large_imports
 from policies.model_api.frontend import Charge, OpenAIFrontend
 from policies.model_api.protocol import ChatRequest, CompletionRequest
 from policies.model_api.reply import Json
@@ -48,7 +49,8 @@ async def started_engine(
     """
 
     def start() -> ServedEngine:
-        tokenizer = load_tokenizer(model.path)
+        with large_imports():
+            tokenizer = load_tokenizer(model.path)
         renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
         parser = None if config.tool_parser is None else served_parser(config.tool_parser, tokenizer)
         split = served_reasoning(config.reasoning_parser, tokenizer)
