@@ -46,19 +46,23 @@ class FeedbackOnAnswer(FeedbackRequest):
 async def keep_feedback(
     recordings: Recordings | None, owner: str, answer_id: str, body: FeedbackRequest
 ) -> Feedback:
-    """Keep the feedback on an answer of ``owner``: it is on disk at the return.
+    """Keep the feedback on an answer of ``owner``: it is on disk at the return. The same may come again.
 
     Raises:
-        ConflictError: there is feedback on it.
+        ConflictError: there is other feedback on it.
         NotFoundError: as ``of_owner`` does.
     """
     given = body.feedback()
     try:
         await of_owner(recordings, owner, answer_id, lambda own: own.add_feedback(owner, answer_id, given))
     except FileExistsError:
-        raise ConflictError(
-            f"There is feedback on {answer_id!r} already, which stays: GET shows it.", code="feedback_exists"
-        ) from None
+        kept = await of_owner(recordings, owner, answer_id, lambda own: own.feedback(owner, answer_id))
+        if kept is None or (kept.score, kept.comment) != (given.score, given.comment):
+            raise ConflictError(
+                f"There is feedback on {answer_id!r} already, which stays: GET shows it.",
+                code="feedback_exists",
+            ) from None
+        return kept
     return given
 
 

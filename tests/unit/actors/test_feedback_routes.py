@@ -129,7 +129,8 @@ def test_feedback_is_kept_once_and_from_the_owner_only(recorded: AgentServer, fo
     given = judge(recorded, answer_id, {"score": 0.5, "comment": "Right, but slow."})
     assert given.status_code == 200 and given.json()["readers"] == ["training"]
     assert code_of(judge(recorded, answer_id, {"thumb": "down"})) == (409, "feedback_exists")
-    assert send(recorded, "GET", path).json() == given.json()
+    again = judge(recorded, answer_id, {"score": 0.5, "comment": "Right, but slow."})
+    assert send(recorded, "GET", path).json() == given.json() == again.json()
     assert send(recorded, "GET", path, key=BOB).status_code == 404
     found = kept(folder)[answer_id].feedback
     assert found is not None and (found.score, found.comment) == (0.5, "Right, but slow.")
@@ -261,7 +262,8 @@ def test_feedback_counts_once_whenever_the_server_is_killed(tokenizer_folder: Pa
     with dying_server(folder, tokenizer_folder, "after") as server, pytest.raises(httpx.TransportError):
         judge(server, answer_id, {"score": 0.5})
     with agent_server(tokenizer_folder, KEYS, recording=RecordingConfig(folder=str(folder))) as server:
-        assert code_of(judge(server, answer_id, {"score": 0.5})) == (409, "feedback_exists")
+        assert judge(server, answer_id, {"score": 0.5}).json()["score"] == 0.5
+        assert code_of(judge(server, answer_id, {"score": 0.75})) == (409, "feedback_exists")
     (recording,) = kept(folder).values()
     assert recording.feedback is not None and recording.feedback.score == 0.5
 
@@ -383,10 +385,10 @@ def test_message_of_a2a_has_feedback_on_the_answer_before(recorded: AgentServer,
     assert "task" in message_of_a2a(recorded, metadata=given)
     found = kept(folder)[answer_id].feedback
     assert found is not None and (found.score, found.comment) == (-1.0, "No.")
-    assert "feedback on" in str(message_of_a2a(recorded, metadata=given)["error"])
-    for wrong in ("up", {"answer_id": answer_id}, {"answer_id": answer_id, "score": 2}):
+    assert "task" in message_of_a2a(recorded, metadata=given), "the answer was lost: the same comes again"
+    for wrong in ("up", {"answer_id": answer_id}, {"answer_id": answer_id, "thumb": "up"}):
         assert "message.metadata.feedback" in str(message_of_a2a(recorded, metadata={"feedback": wrong}))
-    assert len(kept(folder)) == 2, "a message with feedback that is refused is not played"
+    assert len(kept(folder)) == 3, "a message with feedback that is refused is not played"
 
 
 @pytest.mark.parametrize("word", ["yes", "no"])
