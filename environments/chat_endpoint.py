@@ -59,6 +59,11 @@ class ChatEndpoint:
                 f"base_url, of the host {parts.hostname}, has a user, a password or a query, which would "
                 "stand in logs: put the key into an environment variable, and its name into key_variable."
             )
+        if self.key_variable is not None and not self.key_variable.isidentifier():
+            raise ConfigError(
+                "key_variable is no name of an environment variable, and may be a key, which settings and "
+                "logs would show: put the key into a variable, and the variable's name here."
+            )
 
     def reply(self, messages: Sequence[Message], **form: Any) -> Reply:
         """Return the model's answer to ``messages``.

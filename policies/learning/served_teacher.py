@@ -8,6 +8,7 @@ So vLLM's server answers, and Troupe's own: about the ids that it is given, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,12 +50,19 @@ class ServedTeacher:
         """The teacher that an algorithm's options name, if it has an address.
 
         Raises:
-            ConfigError: the address is none, or no model there is named.
+            ConfigError: the address is none, no model there is named, or one is and the teacher is a folder.
         """
         address, options = algorithm.teacher, algorithm.options
-        if address is None or algorithm.loaded_teacher is not None:
-            return None
         model, key = options.get("teacher_model"), options.get("teacher_key")
+        if address is None:
+            return None
+        if algorithm.loaded_teacher is not None:
+            if model or key:
+                raise ConfigError(
+                    f"algorithm.options.teacher={address!r} is no address, so that teacher_model and "
+                    "teacher_key have no effect: leave them out, or write it like http://localhost:8000/v1."
+                )
+            return None
         if not model:
             raise ConfigError(
                 f"algorithm.options.teacher={address!r} is an address, and algorithm.options.teacher_model "
@@ -136,6 +144,7 @@ def _differ(first: str, second: str) -> bool:
 def _read_echo(num_tokens: int, response: Any) -> Echo:
     found = response["choices"][0].get("logprobs") or {}
     texts, logprobs = found.get("tokens") or [], found.get("token_logprobs") or []
-    if len(texts) != num_tokens or len(logprobs) != num_tokens or None in logprobs[1:]:
+    scores = [math.nan if each is None else float(each) for each in logprobs[1:]]
+    if len(texts) != num_tokens or len(logprobs) != num_tokens or not all(map(math.isfinite, scores)):
         raise ValueError(f"it has no log-probability of each of {num_tokens} given tokens")
-    return Echo(texts, [float(each) for each in logprobs[1:]])
+    return Echo(list(map(str, texts)), scores)

@@ -63,7 +63,10 @@ class Imitation(WarmStart):
         check_bounds(own, "stage_settings.imitation.")
         Bound(at_least=0).check_value("stage_settings.imitation.num_tasks", num_tasks)
         super().__init__(replace(config, warm_start=own))
-        self._teacher = ChatEndpoint(teacher, teacher_model, teacher_key or None)
+        try:
+            self._teacher = ChatEndpoint(teacher, teacher_model, teacher_key or None)
+        except ConfigError as error:
+            raise ConfigError(f"stage_settings.imitation.teacher: {error}") from error
         self._num_tasks = num_tasks or None
 
     @property
@@ -95,4 +98,5 @@ class Imitation(WarmStart):
     def _sampler(self) -> dict[str, Any]:
         """Arguments of the teacher's sampler."""
         teacher = self._teacher
-        return {"base_url": teacher.base_url, "model": teacher.model, "api_key": teacher.key()}
+        key = {"api_key": teacher.key()} if teacher.key_variable else {}
+        return {"base_url": teacher.base_url, "model": teacher.model, **key}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -178,6 +179,17 @@ def scoring(student: Path, differs: Mapping[int, str] | None = None) -> Script:
     return script
 
 
+def echoes_of(text: str | None, score: float) -> Script:
+    """A server that has the same text and log-probability for each token."""
+
+    def script(body: dict[str, Any], _: int) -> tuple[int, dict[str, Any]]:
+        count = len(body["prompt"])
+        logprobs = {"tokens": [text] * count, "token_logprobs": [None, *[score] * (count - 1)]}
+        return 200, {"choices": [{"logprobs": logprobs}]}
+
+    return script
+
+
 def check_served(script: Script, student: Path, *settings: str) -> list[dict[str, Any]]:
     with serving(script) as server:
         named = ["algorithm.options.teacher_model=policy@best", f"model.path={student}", *settings]
@@ -200,6 +212,8 @@ def test_teacher_at_an_address_reads_all_tokens_of_the_student(tiny_model: Path)
     [
         ({5: "other"}, [], r"teacher='http.*' has token 5 as 'other', and the student has it as"),
         ((200, {"choices": [{"logprobs": None}]}), [], r"cannot teach.* no log-probability of each of"),
+        (echoes_of("a", math.nan), [], r"cannot teach.* no log-probability of each of"),
+        (echoes_of(None, 0.0), [], r"has token \d+ as 'None', and the student has it as"),
         ((400, {"error": {"message": "no echo here"}}), [], r"cannot teach.*no echo here.*echo and logprobs"),
         (
             None,
@@ -207,6 +221,7 @@ def test_teacher_at_an_address_reads_all_tokens_of_the_student(tiny_model: Path)
             r"teacher_model is not set: name a model that GET http",
         ),
         (None, ["rollout.temperature=0.7"], r"at temperature 1, and rollouts have rollout\.temperature=0\.7"),
+        (None, ["algorithm.options.teacher_key=sk-1"], r"key_variable is no name of an env(?!.*sk-1)"),
         (None, ["algorithm.options.teacher_key=NO_SUCH_KEY"], r"key_variable='NO_SUCH_KEY', .* is not set"),
     ],
 )
@@ -215,7 +230,13 @@ def test_teacher_at_an_address_that_cannot_teach_is_refused(
 ) -> None:
     answers = (lambda *_: script) if isinstance(script, tuple) else scoring(tiny_model, script)
     with pytest.raises(ConfigError, match=message):
-        check_served(answers, tiny_model, *settings)
+        check_served(script if callable(script) else answers, tiny_model, *settings)
+
+
+def test_model_of_an_address_has_no_effect_on_a_folder(tiny_model: Path) -> None:
+    given = config(tiny_model, "algorithm.options.teacher_model=large", f"model.path={tiny_model}")
+    with pytest.raises(ConfigError, match=r"is no address, so that teacher_model and teacher_key have no ef"):
+        check_model(given, calculator.workload(0))
 
 
 def test_teacher_that_is_away_is_named_before_the_start(tiny_model: Path) -> None:
@@ -271,7 +292,7 @@ def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
     ("address", "settings", "message"),
     [
         ("http://127.0.0.1:9/v1", [], r"stage_settings\.imitation\.teacher: The server at http.* be reached"),
-        ("localhost:8000", [], "base_url is no web address"),
+        ("localhost:8000", [], r"stage_settings\.imitation\.teacher: base_url is no web address"),
         (
             "http://h/v1",
             ["stage_settings.imitation.teacher_key=NO_KEY"],
