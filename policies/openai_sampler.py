@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from policies.chat import ChatRenderer
 
+NO_KEY = "EMPTY"
 NEWER_LIMIT_NAME = "max_completion_tokens"
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} | {
     *("model", "messages", "tools", "chat_template_kwargs", "logprobs", "return_token_ids"),
@@ -68,7 +69,7 @@ class OpenAISampler(Sampler):
         self,
         base_url: str,
         model: str | None = None,
-        api_key: str = "EMPTY",
+        api_key: str = NO_KEY,
         timeout_seconds: float = 600.0,
         api_retries: int = 3,
         tokenizer_path: str | None = None,
@@ -141,10 +142,13 @@ class OpenAISampler(Sampler):
         except openai.APIStatusError as error:
             if _is_too_long(error):
                 raise PromptTooLongError(f"{self._base_url} answered: {error.message}") from error
+            key = self._connection["api_key"]
+            fault = error.message if key == NO_KEY else error.message.replace(key, "***")
+            # Not from the error: a server may repeat the key, and a traceback would show it.
             raise SamplerError(
                 f"The server at {self._base_url} answered {error.status_code} to a request for the model "
-                f"{self._model!r}: {error.message} Check model, api_key and the server's log."
-            ) from error
+                f"{self._model!r}: {fault} Check model, api_key and the server's log."
+            ) from None
         except (openai.OpenAIError, ValueError) as error:  # such as an answer that is no JSON
             raise SamplerError(f"The server at {self._base_url} sent no answer: {error!r}.") from error
 

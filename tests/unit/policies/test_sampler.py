@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -386,12 +387,14 @@ def test_lasting_trouble_is_an_error_and_never_a_response() -> None:
 
 
 def test_wrong_key_is_not_retried() -> None:
+    key = str(401_401)
     with (
-        serving(lambda body, number: (401, error("wrong key"))) as server,
-        pytest.raises(SamplerError, match=r"401.*api_key"),
+        serving(lambda body, number: (401, error(f"wrong key {key}"))) as server,
+        pytest.raises(SamplerError, match=r"401.*api_key") as caught,
     ):
-        sample(OpenAISampler(server.base_url), request())
+        sample(OpenAISampler(server.base_url, api_key=key), request())
     assert len(server.bodies) == 1
+    assert key not in "".join(traceback.format_exception(caught.value))
 
 
 def test_unreachable_server_is_named_with_what_to_check() -> None:
