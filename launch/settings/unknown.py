@@ -69,10 +69,12 @@ SYNONYMS = {
     "selection.reward_range": "min_reward max_reward",
     "server.access.hosts": "public_url",
     "server.access.per_minute": "requests_per_minute tokens_per_minute",
+    "server.engine.options": "cache_after_publish server.engine.dtype server.engine.num_threads",
     "server.engine.max_model_tokens": "max_model_len max_seq_len max_seq_length context_length",
     "server.http_port": "port",
+    "server.nodes": "server.num_cpus",
 }
-"""The last parts of names that other programs, or earlier states of this one, have for a setting."""
+"""Names, or their last parts, that other programs, or earlier states of this one, have for a setting."""
 ABSENT = {
     "Tasks, agent and rewards come from a file (dataset=tasks.jsonl held_out=test.jsonl agent=math "
     "reward=math), from a recipe (recipe=calculator) or from a module of your own "
@@ -109,7 +111,7 @@ def _hint(name: str, known: list[str]) -> str:
         return f"Did you mean {near[0]!r}?"
     section, last = name.partition(".")[0], name.rpartition(".")[2]
     for setting, others in SYNONYMS.items():
-        if last in others.split() and setting in known:
+        if {name, last} & set(others.split()) and setting in known:
             return f"Did you mean {setting!r}?"
     for sentence, others in ABSENT.items():
         if {section, last} & set(others.split()):

@@ -133,6 +133,8 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         (["lr=1"], r"no setting 'lr'.*optimizer\.lr'"),
         (["recipe=calculater"], r"no recipe 'calculater'.*'calculator'.*workload=my_module"),
         (["run.num_steps=many"], r"many.*Integer"),
+        (["server.engine.dtype=bfloat16"], r"no setting 'server\.engine\.dtype'.*'server\.engine\.options'"),
+        (["server.num_cpus=5"], r"no setting 'server\.num_cpus'.*'server\.nodes'"),
         (["run.checkpoint_every=5"], r"no setting 'run\.checkpoint_every'.*'run\.checkpoints'"),
     ],
 )
