@@ -186,7 +186,8 @@ class Session:
         if before == "user" and all(self._role(place) == "system" for place in path[1 : num_known + 1]):
             return "another conversation"
         given = self._messages[path[num_known + 1]]
-        if any(_likeness(each.message, given) for each in self._answers.get(path[num_known], ())):
+        answers = self._answers.get(path[num_known], ()) if role == "assistant" else ()
+        if any(_likeness(each.message, given) for each in answers):
             return "thoughts dropped"
         return {"assistant": "answer edited", "tool": "tool result edited"}.get(before, "history edited")
 

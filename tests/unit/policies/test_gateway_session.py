@@ -18,7 +18,7 @@ from policies.agents.parsers import get_tool_parser
 from policies.chat import ChatRenderer
 from policies.gateway.answers import for_template, message_of
 from policies.gateway.calls import policy_call
-from policies.gateway.session import PlacedCall, Session
+from policies.gateway.session import PlacedCall, PolicyCall, Session
 from policies.learning.samples import TrainingSample, training_samples
 from policies.model_api.dialects.base import Chat, ChatReader
 from policies.model_api.dialects.messages import Messages
@@ -213,3 +213,11 @@ def test_new_message_that_cannot_be_read_is_named_by_its_place() -> None:
     reader.read({"model": "m", "messages": messages})
     with pytest.raises(InvalidRequestError, match=r"messages\W+1"):
         reader.read({"model": "m", "messages": [*messages, {"role": "user"}]})
+
+
+def test_answer_repeated_by_the_user_is_no_dropped_thought() -> None:
+    session, asked = Session(), {"role": "user", "content": "Where?"}
+    session.place(PolicyCall([asked]))
+    session.answer("Paris", {"role": "assistant", "content": "Paris"})
+    repeated = session.place(PolicyCall([asked, {"role": "user", "content": "Paris"}]))
+    assert repeated.branch == "answer edited"
