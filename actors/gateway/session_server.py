@@ -203,19 +203,19 @@ class SessionServer:
 def _checked(result: Json) -> Json:
     """A program's result. Raises ``RequestError``."""
     rewards = result.get("rewards", [result.get("reward", 0.0)])
+    given = [each for each in rewards if each is not None] if isinstance(rewards, list) else []
     if (
         len(result.keys() & {"reward", "rewards", "error", "later"}) != 1
         or result.get("later", True) is not True
         or not result.keys() <= RESULT_FIELDS
-        or not isinstance(rewards, list)
-        or not rewards
-        or not all(type(each) in (int, float) and abs(each) < MAX_REWARD for each in rewards)
+        or not given
+        or not all(type(each) in (int, float) and abs(each) < MAX_REWARD for each in given)
         or not isinstance(result.get("is_correct"), bool | None)
         or not isinstance(result.get("error", ""), str)
     ):
         raise RequestError(
             'Send {"reward": NUMBER}, if you like with "is_correct": true or false; {"rewards": [NUMBER, '
-            '...]}, one for each call of the policy; {"later": true} where it is not known yet; or {"error": '
-            "TEXT} where the task could not be played.",
+            '...]}, one for each call of the policy, or null to leave its answer out; {"later": true} where '
+            'it is not known yet; or {"error": TEXT} where the task could not be played.',
         )
     return result

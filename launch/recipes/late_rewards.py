@@ -16,7 +16,7 @@ from pathlib import Path
 from environments.command_name import explained, module_parser
 from environments.data.late_rewards import LateRewards
 from environments.data.trajectory_json import Json
-from environments.types import TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.recipes.feedback import report, write_groups
 from launch.run_folder.trajectory_log import BASELINE, TRAIN, TRAINED, KeptTrajectory, kept_steps
 from launch.training.recording import by_group, group_of
@@ -57,12 +57,17 @@ def _judged_later(trajectory: Trajectory, rewards: Mapping[str, Json]) -> Trajec
         return None
     return replace(
         trajectory,
-        steps=[replace(step, reward=float(reward)) for step, reward in zip(steps, given, strict=True)],
-        reward=math.fsum(given),
+        steps=[_rewarded(step, reward) for step, reward in zip(steps, given, strict=True)],
+        reward=math.fsum(filter(None, given)),
         is_correct=result.get("is_correct"),
         by_reward_function=result.get("is_correct") is not None,
         termination_reason=TerminationReason.ENV_DONE,
     )
+
+
+def _rewarded(step: Step, reward: float | None) -> Step:
+    left_out = {"left_out": True} if reward is None else {}
+    return replace(step, reward=float(reward or 0.0), info={**step.info, **left_out})
 
 
 @explained()

@@ -106,6 +106,16 @@ def test_calls_of_a_program_elsewhere_have_rewards_of_their_own(start: Any, http
     assert [step.reward for step in rollout.result(30).steps] == [1.0, -0.5]
 
 
+def test_answer_of_a_program_elsewhere_is_left_out(start: Any, http: httpx.Client) -> None:
+    rollout = start()
+    session = claim(http)
+    call(session, "a")
+    call(session, "b")
+    reward(http, session, rewards=[None, -0.5])
+    (sample,) = training_samples(rollout.result(30))
+    assert set(sample.turns) == {1}
+
+
 def test_each_task_goes_to_one_program(start: Any, http: httpx.Client) -> None:
     rollouts = [start() for _ in range(8)]
     with ThreadPoolExecutor(8) as programs:
@@ -246,6 +256,7 @@ def test_program_that_goes_before_its_task_comes_takes_none(
         {"reward": float("nan")},
         {"rewards": 1},
         {"rewards": [None]},
+        {"reward": None},
         {"reward": 1, "rewards": [1]},
         {"reward": 1, "is_correct": "yes"},
         {"reward": 1, "is_correct": 1},

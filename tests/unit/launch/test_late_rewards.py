@@ -98,6 +98,14 @@ def test_groups_are_whole_with_rewards_that_came_later(tmp_path: Path) -> None:
     assert late.completions[0].policy_version == 3
 
 
+def test_late_reward_leaves_an_answer_out(tmp_path: Path) -> None:
+    rewards = given(tmp_path / "late").read() | {"session-00000001-4": {"rewards": [None, -0.5]}}
+    late = late_groups(past_run(tmp_path / "a"), rewards)[1].trajectories[1]
+    assert [step.reward for step in late.steps] == [0.0, -0.5] and late.reward == -0.5
+    (sample,) = training_samples(late)
+    assert set(sample.turns) == {1}
+
+
 def test_baseline_that_was_judged_later_stays_the_baseline(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     baseline = played("00000004/2", reason=LATER)
