@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from environments.bounds import check_bounds, setting
+from environments.bounds import Bound, check_bounds, setting
 from environments.errors import ConfigError
 from policies.settings import EXACT_DTYPES, EngineConfig, json_object
 
@@ -92,6 +92,8 @@ def check_step(config: EngineConfig) -> None:
     split a whole one.
     """
     options, setting = config.options, "server.engine.options.max_num_batched_tokens"
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        Bound(at_least=1).check_value(f"server.engine.options.{name}", options.get(name))
     needed = {"server.engine.options.max_num_seqs": options.get("max_num_seqs") or MAX_SEQUENCES}
     if not options.get("enable_chunked_prefill", config.num_gpus):
         needed["server.engine.max_model_tokens"] = config.max_model_tokens

@@ -107,5 +107,8 @@ def test_step_that_holds_no_whole_prompt_is_refused() -> None:
         step = options | {"max_num_batched_tokens": 512}
         with pytest.raises(ConfigError, match=rf"max_num_batched_tokens=512 is below {name}: raise it"):
             VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, max_model_tokens=2048, options=step))
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        with pytest.raises(ConfigError, match=rf"server\.engine\.options\.{name}='8k' has to be a number"):
+            VLLMEngine.check_config(EngineConfig(options={name: "8k"}))
     split = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
     VLLMEngine.check_config(EngineConfig(num_gpus=1, max_model_tokens=2048, options=split))

@@ -22,7 +22,7 @@ def test_no_garbage_is_collected_while_libraries_come() -> None:
 
 
 @pytest.mark.slow
-def test_library_imported_so_is_not_reported_as_leaked_at_the_end() -> None:
+def test_library_imported_so_is_not_reported_as_leaked() -> None:
     code = "from policies.imports import large_imports\nwith large_imports():\n    import triton._C.libtriton"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
