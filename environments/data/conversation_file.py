@@ -81,9 +81,15 @@ def is_imitated(message: Message) -> bool:
 
 
 def _successes(path: Path) -> tuple[list[list[Message]], str]:
-    """The last conversation of each trajectory that has succeeded. Raises ``DatasetError``."""
+    """The conversation of the last step that is not left out, of each trajectory that has succeeded.
+
+    Raises:
+        DatasetError: there is none.
+    """
     trajectories = read_trajectories(path)
-    ends = [each.steps[-1].chat_completions for each in trajectories if each.succeeded and each.steps]
+    successes = [each for each in trajectories if each.succeeded]
+    learned = [[step for step in each.steps if not step.is_left_out] for each in successes]
+    ends = [steps[-1].chat_completions for steps in learned if steps]
     if not ends:
         raise DatasetError(f"{path} has {len(trajectories)} trajectories, and none has succeeded.")
     found = [_checked(list(each), None, f"{path}, success {number}") for number, each in enumerate(ends)]

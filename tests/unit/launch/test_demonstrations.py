@@ -252,6 +252,7 @@ def test_successes_of_an_evaluation_are_demonstrations(tmp_path: Path) -> None:
     with TrajectoryFile(path, {"model": "teacher"}, [{}, {}, {}]) as file:
         for index, reward in enumerate((1.0, 0.0)):
             steps = [Step(chat_completions=TALK[:2]), Step(chat_completions=[*TALK, *TALK])]
+            steps += [Step(chat_completions=TALK, info={"left_out": True})]  # its program says so
             file.append(index, Trajectory(task={}, steps=steps, reward=reward))
     (found,), sentence = read_conversations(path)
     assert found == [*TALK, *TALK] and "the 1 of 2 trajectories that have succeeded" in sentence
