@@ -35,6 +35,8 @@ def check_nodes(setting: str, nodes: Mapping[str, Any]) -> None:
     for name, value in nodes.items():
         if isinstance(value, str):
             continue
+        if isinstance(value, Mapping):
+            raise ConfigError(f"{setting}.{name} has {dict(value)}: set what is in it in {setting} itself.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(
                 f"{setting}={{{name}: {value}}} has to be a label, which is a word, or an amount, which is a "

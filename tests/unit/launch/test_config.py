@@ -63,6 +63,7 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
         ("warm_start.optimizer.lr=fast", r"warm_start\.optimizer\.lr='fast' has to be of type float"),
         ("learner.critic.lr=-1", r"learner\.critic\.lr=-1 has to be at least 0"),
         ("fleet.nodes={CPU: -1}", r"fleet\.nodes={CPU: -1} reserves nothing"),
+        ("fleet.nodes={labels: {market: spot}}", r"fleet\.nodes\.labels has {'market': 'spot'}: set what"),
         ("fleet.nodes={market: true}", r"fleet\.nodes={market: True} has to be a label, .* or an amount"),
         ("server.http_host=0.0.0.0", r"http_host=0\.0\.0\.0 .*server\.http_port=8000"),
         ("server.access.per_minute={requests: 5}", r"server\.access .*server\.http_port=8000"),
