@@ -191,7 +191,10 @@ class _Handler(DefaultRequestHandlerV2):
     async def _take(self, params: SendMessageRequest, context: ServerCallContext) -> None:
         """Check a message, and keep the feedback on an earlier answer that its metadata may have."""
         _check_message(params)
-        given = MessageToDict(params.message.metadata).get("feedback")
+        try:
+            given = MessageToDict(params.message.metadata).get("feedback")
+        except ValueError as error:  # NaN, which is no JSON and is read
+            raise InvalidParamsError(f"message.metadata: {error}") from error
         if given is None:
             return
         try:

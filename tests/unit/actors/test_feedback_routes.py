@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -76,7 +77,9 @@ def send(
     headers: Headers | None = None,
 ) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}", **(headers or {})}
-    return httpx.request(method, f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    content = None if body is None else json.dumps(body)  # NaN too, unlike httpx
+    headers |= {"Content-Type": "application/json"}
+    return httpx.request(method, f"{server.url}{path}", content=content, headers=headers, timeout=60)
 
 
 def respond(server: AgentServer, headers: Headers | None = None, **fields: Any) -> httpx.Response:
@@ -388,6 +391,7 @@ def test_message_of_a2a_has_feedback_on_the_answer_before(recorded: AgentServer,
     assert "task" in message_of_a2a(recorded, metadata=given), "the answer was lost: the same comes again"
     for wrong in ("up", {"answer_id": answer_id}, {"answer_id": answer_id, "thumb": "up"}):
         assert "message.metadata.feedback" in str(message_of_a2a(recorded, metadata={"feedback": wrong}))
+    assert "message.metadata: " in str(message_of_a2a(recorded, metadata={"score": math.nan})["error"])
     assert len(kept(folder)) == 3, "a message with feedback that is refused is not played"
 
 
