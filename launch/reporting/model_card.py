@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from environments.bounds import leaves
-from launch.reporting.tracker import read_metrics, read_settings
+from environments.errors import ConfigError
+from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.jsonl_log import read_records
 from launch.settings.compose import as_train_config
@@ -40,7 +41,11 @@ def model_card(run: Path, checkpoint: Path, name: str) -> str:
     Raises:
         ConfigError: the run's settings cannot be read.
     """
-    config = as_train_config(read_settings(run)[1])
+    _, settings = read_settings(run)
+    try:
+        config = as_train_config(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{run / SETTINGS}: {error}") from error
     if config.workload is not None:  # behind openenv: is an address or a command, which may hold a key
         config = replace(config, workload=config.workload.partition(":")[0])
     progress = CheckpointFolder.progress(checkpoint)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from environments.errors import TroupeError
+from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup
-from launch.reporting.tracker import read_metrics, read_settings
+from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, step_of
 from launch.run_folder.model_paths import model_folder
 from launch.run_folder.trajectory_log import TRAIN, kept_steps
@@ -41,12 +41,16 @@ class PastRun:
         folder: of the run.
 
     Raises:
-        TroupeError: it holds no run, or its settings are damaged.
+        TroupeError: it holds no run, or its settings are damaged, or of an earlier state of this program.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = self.config_with(())
+        _, self._settings = read_settings(folder)
+        try:
+            self.config = self.config_with(())
+        except ConfigError as error:
+            raise ConfigError(f"{folder / SETTINGS}: {error}") from error
         self._checkpoints = CheckpointFolder(folder, self.config.run.saving.kept)
         self._metrics = {
             int(record["step"]): {name: value for name, value in record.items() if name != "step"}
@@ -56,8 +60,7 @@ class PastRun:
 
     def config_with(self, overrides: Sequence[str]) -> TrainConfig:
         """The run's configuration, in which ``overrides`` have changed something."""
-        _, settings = read_settings(self.folder)
-        return with_overrides(settings, overrides)
+        return with_overrides(self._settings, overrides)
 
     def model_path(self) -> str:
         """Folder of the model that the run began with."""

@@ -25,6 +25,7 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from launch.console import main
 from launch.health.interrupt import Interrupts
 from launch.replay import Replay
+from launch.reporting.model_card import model_card
 from launch.run_folder.checkpoint import StreamState
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -266,6 +267,14 @@ def test_state_that_is_gone_names_its_setting(folder: Path) -> None:
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings), "utf-8")
     with pytest.raises(TroupeError, match=r"oldest one is of step 1\..*every=50.*kept=9"):
         PastRun(folder).beginning_before(1)
+
+
+def test_setting_of_an_earlier_state_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("run: {checkpoint_every: 5}", encoding="utf-8")
+    named = r"settings\.yaml: There is no setting 'run\.checkpoint_every'. Did you mean 'run\.checkpoints'"
+    for read in (PastRun, lambda folder: model_card(folder, folder, "a/b")):
+        with pytest.raises(ConfigError, match=named):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["math", "math:no_such_function", "math:pi"])
