@@ -93,10 +93,12 @@ class ChatEndpoint:
             fault = str(error)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             fault = f"it sent no answer of {path} ({error!r})"
+        if self.key_variable is not None:
+            fault = fault.replace(key, "***")
         # Not as its cause: a server may repeat the key, and a traceback would show it.
         raise EnvironmentFailure(
             f"The model {self.model!r} at {self.base_url} does not answer (timeout_seconds="
-            f"{self.timeout_seconds:g}, retries={self.retries}): {fault.replace(key, '***')[:MAX_FAULT]}"
+            f"{self.timeout_seconds:g}, retries={self.retries}): {fault[:MAX_FAULT]}"
         )
 
     def key(self) -> str:

@@ -352,6 +352,21 @@ def test_key_that_is_none_is_an_error_without_it(monkeypatch: pytest.MonkeyPatch
     assert "secret" not in str(caught.value)
 
 
+def test_fault_without_a_key_stands_as_it_is() -> None:
+    with (
+        serving(lambda *_: (400, {"error": {"message": "none of these models"}})) as server,
+        pytest.raises(EnvironmentFailure, match="none of these models"),
+    ):
+        server.endpoint().reply([])
+
+
+@pytest.mark.parametrize("given", ["sk-secret", ""])
+def test_key_in_place_of_its_name_is_an_error_without_it(given: str) -> None:
+    with pytest.raises(ConfigError, match="key_variable is no name of an environment") as caught:
+        ChatEndpoint("http://127.0.0.1:9", "m", given)
+    assert "secret" not in str(caught.value)
+
+
 # -- answers that speak to the judge -------------------------------------------------------------------
 
 FORGED = verdict(True, True, reason="Perfect.")
