@@ -61,7 +61,8 @@ class Turns:
     _arrays: tuple[array[Any], ...]
     is_exact: bool = True
     """Equality of what ``steps`` makes with what they were made of. Without it a value that JSON does not
-    know has become its text, or a step was of a class of its own."""
+    know has become its text, two halves of a character may have become one, or a step or completion was of
+    a class of its own."""
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Turns:
@@ -97,9 +98,12 @@ class Turns:
             },
         }
         arrays = narrow(ids), *map(_joined, joined.values())
-        of_class = (type(step) is Step and vars(step).keys() <= _ATTRIBUTES for step in steps)
+        of_class = {*map(type, steps)} <= {Step} and {*map(type, completions)} <= {Completion}
+        of_fields = all(vars(step).keys() <= _ATTRIBUTES for step in steps)
         values = [messages, *map(list, of_steps.values()), *map(_lists, sampled.values())]
-        return cls(encoded(columns), arrays, all(of_class) and is_plain(values))
+        text = encoded(columns)
+        is_exact = of_class and of_fields and b"\\ud" not in text and is_plain(values)
+        return cls(text, arrays, is_exact)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turns, (self._columns, self._arrays)  # others do not travel
@@ -130,6 +134,9 @@ def steps_of(columns: Json) -> list[Step]:
         LookupError, TypeError or ValueError: ``columns`` are of something else.
     """
     completion = columns["completion"]
+    for size, stop in zip(completion["prompt_sizes"], completion["tokens"]["stops"], strict=True):
+        if not 0 <= size <= stop:
+            raise ValueError(f"{size} ids of a prompt among {stop}")
     if "numbers" in completion["tokens"]:
         columns["arrays"] = {"tokens": completion["tokens"]["numbers"]}
         for name in _JOINED:

@@ -17,6 +17,7 @@ from played_trajectories import KINDS, measure, num_unique_tokens, play, written
 from environments.columns import floats, packed, unpacked
 from environments.data.trajectory_json import plain_json, trajectory_from_json
 from environments.steps import share
+from environments.turns import Turns
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.learning.samples import training_samples
 
@@ -205,12 +206,24 @@ def test_line_whose_columns_hold_their_numbers_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("parents", [0]), ("parents", [-2]), ("starts", [1]), ("sizes", [99]), ("nodes", [1]), ("stops", [9])],
+    [
+        *[("parents", [0]), ("parents", [-2]), ("starts", [1]), ("nodes", [1]), ("stops", [9])],
+        *[("sizes", [99]), ("sizes", [-5]), ("sizes", [10**11]), ("sizes", [10**30])],
+    ],
 )
 def test_tree_that_is_none_is_refused(name: str, value: list[int]) -> None:
     line = written(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
     line["steps"]["completion"]["tokens"][name] = value
     with pytest.raises((LookupError, ValueError)):
+        trajectory_from_json(line)
+
+
+@pytest.mark.parametrize(("name", "value"), [("prompt_sizes", [9]), ("prompt_sizes", ["2"]), ("arrays", 3)])
+def test_line_that_was_damaged_is_refused(name: str, value: Any) -> None:
+    line = written(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
+    own = line["steps"]["completion"] if name in line["steps"]["completion"] else line["steps"]
+    own[name] = value if name != "arrays" else dict.fromkeys(own[name], value)
+    with pytest.raises((TypeError, ValueError)):
         trajectory_from_json(line)
 
 
@@ -265,6 +278,33 @@ def test_change_of_a_step_is_in_all_that_follows() -> None:
     assert written(hop(arrived))["steps"]["reward"] == [0.0, 2.0, 0.0, 0.5]
 
 
+def test_steps_set_in_place_of_those_that_arrived_stay() -> None:
+    arrived = hop(play(KINDS[0], 3))
+    arrived.steps = [Step(reward=5.0)]
+    assert [turn.reward for turn in arrived.turns] == [5.0]
+    assert written(arrived)["steps"]["reward"] == [5.0] and hop(arrived) == arrived
+
+
+def test_steps_made_by_two_threads_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, make, of_other = hop(play(KINDS[0], 3)), Turns.steps, list[Any]()
+
+    def made_beside(turns: Turns) -> list[Step]:
+        if not of_other:  # here the other thread takes its turn
+            of_other.append(None)
+            of_other[0] = arrived.steps
+        return make(turns)
+
+    monkeypatch.setattr(Turns, "steps", made_beside)
+    assert arrived.steps is of_other[0] is arrived.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCompletion(Completion):
+    """A completion of a user's sampler."""
+
+    own: int = 0
+
+
 @dataclass
 class OwnStep(Step):
     """A step of a user's agent."""
@@ -286,6 +326,8 @@ def _marked(step: Step) -> Step:
         Step(observation={"deep": [TerminationReason.ENV_DONE]}),
         Step([{"role": "user", "content": ({"type": "text"},)}]),
         Step(completion=Completion(**VALUES, tool_calls=({"arguments": (1,)},))),
+        Step(observation="\ud83d\ude00"),
+        Step(completion=OwnCompletion(**VALUES, own=1)),
         OwnStep(own={1}),
         _marked(Step()),
     ],
