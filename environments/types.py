@@ -148,9 +148,9 @@ class Trajectory:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: turns in columns, or steps where JSON would change a value of theirs."""
-        turns = self.columns
+        turns = self._arrived or Turns.exact(self.steps)
         state = {name: value for name, value in self.__dict__.items() if name not in ("steps", "_turns")}
-        return state | ({"_turns": turns} if turns.is_exact else {"steps": share(self.steps)})
+        return state | ({"steps": share(self.steps)} if turns is None else {"_turns": turns})
 
     def __getattr__(self, name: str) -> Any:
         """Make ``steps`` of the columns that have arrived. From then on the trajectory holds its steps.

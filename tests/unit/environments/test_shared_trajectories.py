@@ -339,3 +339,15 @@ def test_what_json_would_change_travels_as_it_is(step: Step) -> None:
     assert vars(arrived.steps[1]).get("mark") == vars(step).get("mark")
     assert arrived.steps[1].chat_completions == step.chat_completions
     assert written(arrived) == written(trajectory)
+
+
+class WithoutText:
+    """A value of a user's environment, whose text takes long or cannot be made."""
+
+    def __str__(self) -> str:
+        raise AssertionError("nobody reads it")
+
+
+def test_value_that_travels_as_it_is_is_made_no_text() -> None:
+    arrived = hop(hop(Trajectory(steps=[Step(info={"own": WithoutText()}, reward=1.0)])))
+    assert type(arrived.steps[0].info["own"]) is WithoutText
