@@ -19,7 +19,7 @@ from typing import Any
 from environments.columns import narrow, packed, stored_in_each, unpacked, widened
 from environments.messages import Conversation, Json, MessageTable, is_plain, plain_json
 from environments.prefix_tree import PrefixTree, Span
-from environments.steps import Completion, Played, Step, share
+from environments.steps import Completion, Played, Step, shared_parts
 
 
 @cache
@@ -117,17 +117,17 @@ def steps_of(columns: Json) -> list[Step]:
 
 
 class _Shared:
-    """Steps that store once what they repeat, as ``Turns`` are made of them."""
+    """What ``Turns`` are made of: steps as they are, and stored once what they repeat."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
-        self._steps = share(steps)
-        self._conversations = [each for step in self._steps if (each := step.conversation) is not None]
-        assert len(self._conversations) == len(self._steps)  # since the steps are shared
-        self._completions = [step.completion for step in self._steps if step.completion is not None]
-        self._tree, numbers = _described([each.span for each in self._conversations])
+        parts = [*shared_parts(steps)]
+        self._steps = [step for step, _, _ in parts]
+        self._sampled_turns = [turn for turn, (*_, each) in enumerate(parts) if each is not None]
+        self._completions = [each for *_, each in parts if each is not None]
+        self._tree, numbers = _described([each.span for _, each, _ in parts])
         own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
         self._tree["numbers"] = [*map(own.get, numbers)]
-        self._messages = self._conversations[0].table.read(own) if self._conversations else []
+        self._messages = parts[0][1].table.read(own) if parts else []
         kinds = {*map(type, self._steps)}
         names = dict.fromkeys(name for kind in (Step, *kinds) for name in names_of(kind))
         self._of_steps = _read(self._steps, names)
@@ -157,7 +157,7 @@ class _Shared:
             "messages": messages,
             "conversations": self._tree,
             "completion": {
-                "turns": [turn for turn, step in enumerate(self._steps) if step.completion is not None],
+                "turns": self._sampled_turns,
                 "tokens": tokens,
                 "prompt_sizes": [each.start for each in answers],
                 **{name: [*map(len, arrays)] for name, arrays in joined.items()},

@@ -298,6 +298,13 @@ def test_steps_made_by_two_threads_at_once_are_the_same(monkeypatch: pytest.Monk
     assert arrived.steps is of_other[0] is arrived.steps
 
 
+def test_line_makes_no_list_of_messages_in_another_threads_step() -> None:
+    arrived = hop(play(KINDS[0], 3))
+    assert arrived.steps[0].chat_completions  # the others' messages are stored with it no more
+    assert written(arrived) == written(play(KINDS[0], 3))
+    assert [step.conversation is None for step in arrived.steps] == [True, False, False]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnCompletion(Completion):
     """A completion of a user's sampler."""
