@@ -117,7 +117,7 @@ def steps_of(columns: Json) -> list[Step]:
 
 
 class _Shared:
-    """What ``Turns`` are made of: steps as they are, and stored once what they repeat."""
+    """Steps as they are, and stored once what they repeat: ``Turns`` are made of it."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         parts = [*shared_parts(steps)]
@@ -219,6 +219,8 @@ def encoded(value: Any) -> bytes:
 
 def _steps(columns: Json, completions: Sequence[Completion | None]) -> list[Step]:
     described, table = columns["conversations"], MessageTable()
+    if not all(0 <= number < len(columns["messages"]) for number in described["numbers"]):
+        raise IndexError(f"a conversation of others than {len(columns['messages'])} messages")
     tree = _tree(described, array("i", described["numbers"]))
     table.__setstate__((columns["messages"], tree))
     rows = _rows(columns, names_of(Step), columns["messages"])

@@ -218,6 +218,14 @@ def test_tree_that_is_none_is_refused(name: str, value: list[int]) -> None:
         trajectory_from_json(line)
 
 
+@pytest.mark.parametrize("number", [-1, 1, 10**30])
+def test_number_of_no_message_is_refused(number: int) -> None:
+    line = written(Trajectory(steps=[Step([{"role": "user", "content": "ask"}])]))
+    line["steps"]["conversations"]["numbers"] = [number]
+    with pytest.raises(IndexError, match="1 messages"):
+        trajectory_from_json(line)
+
+
 @pytest.mark.parametrize(("name", "value"), [("prompt_sizes", [9]), ("prompt_sizes", ["2"]), ("arrays", 3)])
 def test_line_that_was_damaged_is_refused(name: str, value: Any) -> None:
     line = written(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
