@@ -48,19 +48,19 @@ def unpacked(text: str) -> array[Any]:
     """Return the array that ``packed`` wrote.
 
     Raises:
-        ValueError: it did not write ``text``.
+        TypeError or ValueError: it did not write ``text``.
     """
-    typecode, _, content = text.partition(":")
+    typecode, _, content = str.partition(text, ":")
     values: array[Any] = array(typecode)
     values.frombytes(b64decode(content, validate=True))
     return values
 
 
 def narrow(values: array[int]) -> array[int]:
-    """Return the lowest byte of each value, then the next one of each, as far as any of them is not 0."""
+    """Return the lowest byte of each value, then the next one of each as far as any of them is not 0."""
     raw = values.tobytes()
     planes = [raw[place::4] for place in range(4)]
-    while planes and not planes[-1].strip(b"\0"):
+    while len(planes) > 1 and not planes[-1].strip(b"\0"):
         planes.pop()
     return array("B", b"".join(planes))
 
@@ -71,6 +71,8 @@ def widened(planes: array[int], count: int) -> array[int]:
     Raises:
         ValueError: they are others, or so many.
     """
+    if not 0 <= count <= len(planes):  # a damaged line would else take any amount of memory
+        raise ValueError(f"{len(planes)} bytes for {count} numbers")
     raw = bytearray(4 * count)
     for place in range(-(-len(planes) // max(1, count))):
         raw[place::4] = planes[place * count : (place + 1) * count]

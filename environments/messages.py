@@ -99,7 +99,7 @@ def json_key(value: Any) -> Hashable:
     """
     kind = type(value)
     if kind in PLAIN_TYPES:
-        return kind, value
+        return kind, repr(value) if kind is float else value  # 0.0 == -0.0
     if isinstance(value, dict):
         if TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
             return kind, *value.items()

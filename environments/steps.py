@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -175,12 +175,12 @@ class Step(Played):
 
         From then on the step holds the list itself, as the one that an agent has given.
         """
-        conversation = self.conversation if name == "chat_completions" else None
-        if conversation is None:
+        if name == "chat_completions" and (conversation := self.conversation) is not None:
+            self.__dict__.setdefault(name, conversation.messages)
+            self.__dict__.pop("_conversation", None)
+        if name not in self.__dict__:  # else made here, or by another thread meanwhile
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.chat_completions = conversation.messages
-        self.__dict__.pop("_conversation", None)  # another thread, which writes the log, may have done so
-        return self.chat_completions
+        return self.__dict__[name]
 
     @property
     def conversation(self) -> Conversation | None:
@@ -196,9 +196,8 @@ class Step(Played):
         return twin
 
 
-def share(steps: Iterable[Step]) -> list[Step]:
-    """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
-    shared: list[Step] = []
+def shared_parts(steps: Iterable[Step]) -> Iterator[tuple[Step, Conversation, Completion | None]]:
+    """The steps, and their messages and completions with what several repeat stored once."""
     table: MessageTable | None = None
     first: Completion | None = None
     for step in steps:
@@ -208,7 +207,15 @@ def share(steps: Iterable[Step]) -> list[Step]:
         if table is None:
             table = MessageTable() if conversation is None else conversation.table
         if conversation is None or conversation.table is not table:
-            conversation = table.add(step.chat_completions)
-        is_shared = conversation is step.conversation and completion is step.completion
-        shared.append(step if is_shared else step.storing(conversation, completion))
-    return shared
+            conversation = table.add(step.chat_completions if conversation is None else conversation.messages)
+        yield step, conversation, completion
+
+
+def share(steps: Iterable[Step]) -> list[Step]:
+    """``steps``, with what several repeat stored once: as they are, or copies where they are not so yet."""
+    return [
+        step
+        if conversation is step.conversation and completion is step.completion
+        else step.storing(conversation, completion)
+        for step, conversation, completion in shared_parts(steps)
+    ]

@@ -19,7 +19,7 @@ from typing import Any
 from environments.columns import narrow, packed, stored_in_each, unpacked, widened
 from environments.messages import Conversation, Json, MessageTable, is_plain, plain_json
 from environments.prefix_tree import PrefixTree, Span
-from environments.steps import Completion, Played, Step, share
+from environments.steps import Completion, Played, Step, shared_parts
 
 
 @cache
@@ -59,47 +59,20 @@ class Turns:
 
     _columns: bytes
     _arrays: tuple[array[Any], ...]
-    is_exact: bool = True
-    """Equality of what ``steps`` makes with what they were made of. Without it a value that JSON does not
-    know has become its text, or a step was of a class of its own."""
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Turns:
-        """The columns of ``steps``, of which nothing is changed."""
-        steps = share(steps)
-        conversations = [each for step in steps if (each := step.conversation) is not None]
-        assert len(conversations) == len(steps)  # since the steps are shared
-        completions = [step.completion for step in steps if step.completion is not None]
-        described, numbers = _described([each.span for each in conversations])
-        own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
-        messages = conversations[0].table.read(own) if conversations else []
-        plain = plain_json(messages)
-        contents = {
-            text: number
-            for number, message in enumerate(plain)
-            if type(message) is dict and type(text := message.get("content")) is str
-        }
-        names = dict.fromkeys(name for kind in (Step, *{*map(type, steps)}) for name in names_of(kind))
-        of_steps, sampled = _read(steps, names), _read(completions, names_of(Completion))
-        answers = stored_in_each(completions, "completion_ids")
-        tokens, ids = _described(answers)
-        joined = {name: stored_in_each(completions, name) for name in _JOINED}
-        columns = {
-            **_written(of_steps, contents),  # first: a subclass of ``Step`` may have a field of such a name
-            "messages": plain,
-            "conversations": described | {"numbers": [*map(own.get, numbers)]},
-            "completion": {
-                "turns": [turn for turn, step in enumerate(steps) if step.completion is not None],
-                "tokens": tokens,
-                "prompt_sizes": [each.start for each in answers],
-                **{name: [*map(len, arrays)] for name, arrays in joined.items()},
-                **_written(sampled, contents),
-            },
-        }
-        arrays = narrow(ids), *map(_joined, joined.values())
-        of_class = (type(step) is Step and vars(step).keys() <= _ATTRIBUTES for step in steps)
-        values = [messages, *map(list, of_steps.values()), *map(_lists, sampled.values())]
-        return cls(encoded(columns), arrays, all(of_class) and is_plain(values))
+        """The columns of ``steps``; a value that JSON does not know becomes its text."""
+        return _Shared(steps).turns()
+
+    @classmethod
+    def exact(cls, steps: Iterable[Step]) -> Turns | None:
+        """The columns of ``steps``, if what they make is equal to these: all values are such that JSON gives
+        them back, and no step or completion is of a class of its own."""
+        shared = _Shared(steps)
+        turns = shared.turns() if shared.is_plain else None
+        # Two halves of a character, which JSON writes so, would become one.
+        return None if turns is None or b"\\ud" in turns._columns else turns
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turns, (self._columns, self._arrays)  # others do not travel
@@ -130,6 +103,9 @@ def steps_of(columns: Json) -> list[Step]:
         LookupError, TypeError or ValueError: ``columns`` are of something else.
     """
     completion = columns["completion"]
+    for size, stop in zip(completion["prompt_sizes"], completion["tokens"]["stops"], strict=True):
+        if not 0 <= size <= stop:
+            raise ValueError(f"{size} ids of a prompt among {stop}")
     if "numbers" in completion["tokens"]:
         columns["arrays"] = {"tokens": completion["tokens"]["numbers"]}
         for name in _JOINED:
@@ -138,6 +114,64 @@ def steps_of(columns: Json) -> list[Step]:
 
 
 # -- writing -------------------------------------------------------------------------------------------
+
+
+class _Shared:
+    """Steps as they are, and stored once what they repeat: ``Turns`` are made of it."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        parts = [*shared_parts(steps)]
+        self._steps = [step for step, _, _ in parts]
+        self._sampled_turns = [turn for turn, (*_, each) in enumerate(parts) if each is not None]
+        self._completions = [each for *_, each in parts if each is not None]
+        self._tree, numbers = _described([each.span for _, each, _ in parts])
+        own = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
+        self._tree["numbers"] = [*map(own.get, numbers)]
+        self._messages = parts[0][1].table.read(own) if parts else []
+        kinds = {*map(type, self._steps)}
+        names = dict.fromkeys(name for kind in (Step, *kinds) for name in names_of(kind))
+        self._of_steps = _read(self._steps, names)
+        self._sampled = _read(self._completions, names_of(Completion))
+        values = [self._messages, *map(list, self._of_steps.values()), *map(_lists, self._sampled.values())]
+        self.is_plain = (
+            kinds <= {Step}
+            and {*map(type, self._completions)} <= {Completion}
+            and all(vars(step).keys() <= _ATTRIBUTES for step in self._steps)
+            and is_plain(values)
+        )
+        """Equality of all values with what JSON makes of them."""
+
+    def turns(self) -> Turns:
+        """The columns."""
+        messages = self._messages if self.is_plain else plain_json(self._messages)
+        contents = {
+            text: number
+            for number, message in enumerate(messages)
+            if type(message) is dict and type(text := message.get("content")) is str
+        }
+        answers = stored_in_each(self._completions, "completion_ids")
+        tokens, ids = _described(answers)
+        joined = {name: stored_in_each(self._completions, name) for name in _JOINED}
+        columns = {
+            **self._written(self._of_steps, contents),  # first: a subclass may have a field of such a name
+            "messages": messages,
+            "conversations": self._tree,
+            "completion": {
+                "turns": self._sampled_turns,
+                "tokens": tokens,
+                "prompt_sizes": [each.start for each in answers],
+                **{name: [*map(len, arrays)] for name, arrays in joined.items()},
+                **self._written(self._sampled, contents),
+            },
+        }
+        return Turns(encoded(columns), (narrow(ids), *map(_joined, joined.values())))
+
+    def _written(self, columns: Mapping[str, Sequence[Any]], contents: Mapping[str, int]) -> Json:
+        if not self.is_plain:
+            columns = {name: plain_json(column) for name, column in columns.items()}
+        return {
+            name: _texts(column, contents) if name in _TEXTS else column for name, column in columns.items()
+        }
 
 
 def _read(rows: Sequence[Step | Completion], names: Iterable[str]) -> dict[str, Sequence[Any]]:
@@ -154,16 +188,9 @@ def _lists(values: Sequence[Any]) -> list[Any]:
     return [list(each) if type(each) is tuple else each for each in values]
 
 
-def _written(columns: Mapping[str, Sequence[Any]], contents: Mapping[str, int]) -> Json:
-    return {
-        name: _texts(column, contents) if name in _TEXTS else plain_json(column)
-        for name, column in columns.items()
-    }
-
-
 def _texts(values: Sequence[Any], contents: Mapping[str, int]) -> list[Any]:
     """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
-    return [contents.get(each, [each]) if type(each) is str else [plain_json(each)] for each in values]
+    return [contents.get(each, [each]) if type(each) is str else [each] for each in values]
 
 
 def _described(spans: Sequence[Span]) -> tuple[Json, array[int]]:
@@ -192,6 +219,8 @@ def encoded(value: Any) -> bytes:
 
 def _steps(columns: Json, completions: Sequence[Completion | None]) -> list[Step]:
     described, table = columns["conversations"], MessageTable()
+    if not all(0 <= number < len(columns["messages"]) for number in described["numbers"]):
+        raise IndexError(f"a conversation of others than {len(columns['messages'])} messages")
     tree = _tree(described, array("i", described["numbers"]))
     table.__setstate__((columns["messages"], tree))
     rows = _rows(columns, names_of(Step), columns["messages"])

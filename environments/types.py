@@ -148,30 +148,37 @@ class Trajectory:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: turns in columns, or steps where JSON would change a value of theirs."""
-        if self._turns is not None:
-            return self.__dict__
-        turns = Turns.of(self.steps)
-        state = {name: value for name, value in self.__dict__.items() if name != "steps"}
-        return state | ({"_turns": turns} if turns.is_exact else {"steps": share(self.steps)})
+        turns = self._arrived or Turns.exact(self.steps)
+        state = {name: value for name, value in self.__dict__.items() if name not in ("steps", "_turns")}
+        return state | ({"steps": share(self.steps)} if turns is None else {"_turns": turns})
 
     def __getattr__(self, name: str) -> Any:
-        """Make ``steps`` of the columns that have arrived. From then on the trajectory holds its steps."""
-        turns = self._turns if name == "steps" else None
-        if turns is None:
+        """Make ``steps`` of the columns that have arrived. From then on the trajectory holds its steps.
+
+        Another thread, which writes the log, may make them at the same time: the first ones are kept.
+        """
+        if name == "steps" and (turns := self._turns) is not None:
+            self.__dict__.setdefault(name, turns.steps())
+            self.__dict__.pop("_turns", None)
+        if name not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.steps = turns.steps()
-        del self.__dict__["_turns"]
-        return self.steps
+        return self.__dict__[name]
+
+    @property
+    def _arrived(self) -> Turns | None:
+        """The columns that have arrived, unless the trajectory holds steps, made of them or others."""
+        return None if "steps" in self.__dict__ else self._turns
 
     @property
     def columns(self) -> Turns:
         """The turns in columns: as they have arrived, or those of the steps as they are now."""
-        return self._turns or Turns.of(self.steps)
+        return self._arrived or Turns.of(self.steps)
 
     @property
     def turns(self) -> Sequence[Step | Turn]:
         """The steps as far as their tokens are learned from: no step is made for it."""
-        return self.steps if self._turns is None else self._turns.rows
+        arrived = self._arrived
+        return self.steps if arrived is None else arrived.rows
 
     def to_dict(self) -> dict[str, Any]:
         """A copy as dicts and lists; unlike that of rLLM v0.1, with the task."""

@@ -112,12 +112,12 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
 
 
 def _lines(path: Path) -> Iterator[Json]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             try:
                 line = json.loads(text)
             except ValueError as error:
-                if not text.endswith("\n"):  # a program that was ended has cut it off, or still writes it
+                if not text.endswith(b"\n"):  # a program that was ended has cut it off, or still writes it
                     return
                 raise DatasetError(
                     f"{path}, line {number} is no JSON: {error}. Name another file."

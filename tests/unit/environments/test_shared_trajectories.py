@@ -17,6 +17,7 @@ from played_trajectories import KINDS, measure, num_unique_tokens, play, written
 from environments.columns import floats, packed, unpacked
 from environments.data.trajectory_json import plain_json, trajectory_from_json
 from environments.steps import share
+from environments.turns import Turns
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.learning.samples import training_samples
 
@@ -205,12 +206,32 @@ def test_line_whose_columns_hold_their_numbers_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("parents", [0]), ("parents", [-2]), ("starts", [1]), ("sizes", [99]), ("nodes", [1]), ("stops", [9])],
+    [
+        *[("parents", [0]), ("parents", [-2]), ("starts", [1]), ("nodes", [1]), ("stops", [9])],
+        *[("sizes", [99]), ("sizes", [-5]), ("sizes", [10**11]), ("sizes", [10**30])],
+    ],
 )
 def test_tree_that_is_none_is_refused(name: str, value: list[int]) -> None:
     line = written(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
     line["steps"]["completion"]["tokens"][name] = value
     with pytest.raises((LookupError, ValueError)):
+        trajectory_from_json(line)
+
+
+@pytest.mark.parametrize("number", [-1, 1, 10**30])
+def test_number_of_no_message_is_refused(number: int) -> None:
+    line = written(Trajectory(steps=[Step([{"role": "user", "content": "ask"}])]))
+    line["steps"]["conversations"]["numbers"] = [number]
+    with pytest.raises(IndexError, match="1 messages"):
+        trajectory_from_json(line)
+
+
+@pytest.mark.parametrize(("name", "value"), [("prompt_sizes", [9]), ("prompt_sizes", ["2"]), ("arrays", 3)])
+def test_line_that_was_damaged_is_refused(name: str, value: Any) -> None:
+    line = written(Trajectory(steps=[Step(completion=Completion(**VALUES))]))
+    own = line["steps"]["completion"] if name in line["steps"]["completion"] else line["steps"]
+    own[name] = value if name != "arrays" else dict.fromkeys(own[name], value)
+    with pytest.raises((TypeError, ValueError)):
         trajectory_from_json(line)
 
 
@@ -265,6 +286,40 @@ def test_change_of_a_step_is_in_all_that_follows() -> None:
     assert written(hop(arrived))["steps"]["reward"] == [0.0, 2.0, 0.0, 0.5]
 
 
+def test_steps_set_in_place_of_those_that_arrived_stay() -> None:
+    arrived = hop(play(KINDS[0], 3))
+    arrived.steps = [Step(reward=5.0)]
+    assert [turn.reward for turn in arrived.turns] == [5.0]
+    assert written(arrived)["steps"]["reward"] == [5.0] and hop(arrived) == arrived
+
+
+def test_steps_made_by_two_threads_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, make, of_other = hop(play(KINDS[0], 3)), Turns.steps, list[Any]()
+
+    def made_beside(turns: Turns) -> list[Step]:
+        if not of_other:  # here the other thread takes its turn
+            of_other.append(None)
+            of_other[0] = arrived.steps
+        return make(turns)
+
+    monkeypatch.setattr(Turns, "steps", made_beside)
+    assert arrived.steps is of_other[0] is arrived.steps
+
+
+def test_line_makes_no_list_of_messages_in_another_threads_step() -> None:
+    arrived = hop(play(KINDS[0], 3))
+    assert arrived.steps[0].chat_completions  # the others' messages are stored with it no more
+    assert written(arrived) == written(play(KINDS[0], 3))
+    assert [step.conversation is None for step in arrived.steps] == [True, False, False]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCompletion(Completion):
+    """A completion of a user's sampler."""
+
+    own: int = 0
+
+
 @dataclass
 class OwnStep(Step):
     """A step of a user's agent."""
@@ -285,7 +340,10 @@ def _marked(step: Step) -> Step:
         Step(reward=np.float32(0.5)),  # type: ignore[arg-type]
         Step(observation={"deep": [TerminationReason.ENV_DONE]}),
         Step([{"role": "user", "content": ({"type": "text"},)}]),
+        Step([{"role": "user", "content": 0.0}, {"role": "user", "content": -0.0}]),
         Step(completion=Completion(**VALUES, tool_calls=({"arguments": (1,)},))),
+        Step(observation="\ud83d\ude00"),
+        Step(completion=OwnCompletion(**VALUES, own=1)),
         OwnStep(own={1}),
         _marked(Step()),
     ],
@@ -295,5 +353,17 @@ def test_what_json_would_change_travels_as_it_is(step: Step) -> None:
     arrived = hop(hop(trajectory))
     assert repr(arrived) == repr(trajectory) and type(arrived.steps[1]) is type(step)
     assert vars(arrived.steps[1]).get("mark") == vars(step).get("mark")
-    assert arrived.steps[1].chat_completions == step.chat_completions
+    assert repr(arrived.steps[1].chat_completions) == repr(step.chat_completions)
     assert written(arrived) == written(trajectory)
+
+
+class WithoutText:
+    """A value of a user's environment, whose text takes long or cannot be made."""
+
+    def __str__(self) -> str:
+        raise AssertionError("nobody reads it")
+
+
+def test_value_that_travels_as_it_is_is_made_no_text() -> None:
+    arrived = hop(hop(Trajectory(steps=[Step(info={"own": WithoutText()}, reward=1.0)])))
+    assert type(arrived.steps[0].info["own"]) is WithoutText

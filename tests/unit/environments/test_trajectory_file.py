@@ -75,6 +75,18 @@ def test_rollouts_spoilt_by_infrastructure_are_played_again(
         assert file.finished == {}
 
 
+def test_line_cut_within_a_character_is_no_result_yet(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with open_file(path) as file:
+        file.append(0, trajectory(0))
+        file.append(1, Trajectory(task=TASKS[1], steps=[Step(observation="ä")]))
+    path.write_bytes(path.read_bytes().partition("ä".encode()[1:])[0])
+    assert len(read_trajectories(path)) == 1
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(DatasetError, match="line 3 is no JSON"):
+        read_trajectories(path)
+
+
 @pytest.mark.parametrize("cut", [1, 20, 200])
 def test_line_that_was_cut_off_is_dropped_and_the_others_stay(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "results"
