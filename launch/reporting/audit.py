@@ -100,7 +100,8 @@ def most_overtaken(run: RunRecords) -> int:
     there are updates to come: a run requests no group that it does not consume.
     """
     rollout = run.settings["rollout"]
-    if rollout["group_order"] == TASKS or _has_ended(run):
+    # A run of before the setting has none.
+    if rollout.get("group_order", TASKS) == TASKS or _has_ended(run):
         return 0
     return int(rollout["max_staleness"]) * int(rollout["groups_per_step"])
 
