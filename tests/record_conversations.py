@@ -291,11 +291,16 @@ def llama_index_tool_loop(url: str) -> None:
 
 
 def mini_swe_agent(url: str) -> None:
-    from minisweagent.agents.default import DefaultAgent
-    from minisweagent.environments.local import LocalEnvironment
     from minisweagent.models.litellm_model import LitellmModel
 
-    model = LitellmModel(
+    run_mini_swe(LitellmModel, url)
+
+
+def run_mini_swe(model_class: type[Any], url: str) -> None:
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.environments.local import LocalEnvironment
+
+    model = model_class(
         model_name="openai/m",
         model_kwargs={"api_base": url, "api_key": "none"},
         cost_tracking="ignore_errors",
@@ -555,17 +560,9 @@ def litellm_messages(url: str) -> None:
 
 def mini_swe_blocks(url: str) -> None:
     """Commands in blocks of text."""
-    from minisweagent.agents.default import DefaultAgent
-    from minisweagent.environments.local import LocalEnvironment
     from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
-    model = LitellmTextbasedModel(
-        model_name="openai/m",
-        model_kwargs={"api_base": url, "api_key": "none"},
-        cost_tracking="ignore_errors",
-    )
-    prompts = {"system_template": "Use the shell.", "instance_template": "{{task}}"}
-    DefaultAgent(model, LocalEnvironment(), **prompts).run("Print 46.")
+    run_mini_swe(LitellmTextbasedModel, url)
 
 
 # -- recording ---------------------------------------------------------------------------------------------
