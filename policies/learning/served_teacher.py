@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ CONCURRENCY = 16
 """Requests at once: engines compute several together."""
 SCORING_SECONDS = 600.0
 """Longest silence of the server in one try."""
+FIRST_SECONDS = 60.0
+"""The same for the one try at the first request of a run, which has two tokens."""
 NEWEST_TOKENS, SPREAD_TOKENS = 1024, 3072
 """Tokens whose texts are compared with the student's: the last ones, where special ones stand, and others."""
 NO_TEXT = "\N{REPLACEMENT CHARACTER}"
@@ -102,7 +104,9 @@ class ServedTeacher:
             [compared[(start + place) % len(compared)] for place in range(num_tokens)]
             for start in range(0, len(compared), num_tokens)
         ]
+        first = replace(self.endpoint, timeout_seconds=FIRST_SECONDS, retries=0)
         try:
+            ServedTeacher(first)._echo(compared[:2])  # a silent server is found before a long wait for it
             echoes = self._at_once(self._echo, prompts)
         except EnvironmentFailure as error:
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from launch.validation.memory_plan import Process, processes, shape_of
 from launch.validation.workload import check_model
 from launch.workload import Workload
 from policies.chat import load_tokenizer
+from policies.learning import served_teacher
 from policies.learning.samples import TrainBatch
 from policies.learning.served_teacher import ServedTeacher
 from policies.model_files import num_rows
@@ -201,7 +203,7 @@ def test_teacher_at_an_address_reads_all_tokens_of_the_student(tiny_model: Path)
     bodies = check_served(scoring(tiny_model), tiny_model, "rollout.max_response_tokens=100")
     longest = compose(["rollout.max_response_tokens=100", *SETTINGS]).rollout.longest
     assert {body["model"] for body in bodies} == {"policy@best"}
-    assert {len(body["prompt"]) for body in bodies} == {longest}
+    assert {len(body["prompt"]) for body in bodies} == {2, longest}
     assert {number for body in bodies for number in body["prompt"]} == set(
         range(num_rows(str(tiny_model)) or 0)
     )
@@ -245,6 +247,22 @@ def test_teacher_that_is_away_is_named_before_the_start(tiny_model: Path) -> Non
         ConfigError, match=r"teacher='http://127\.0\.0\.1:9/v1' cannot teach.*does not answer"
     ):
         check_model(config("http://127.0.0.1:9/v1", *named), calculator.workload(0))
+
+
+def test_silent_teacher_is_named_at_its_first_request(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> tuple[int, dict[str, Any]]:
+        over.wait(10)
+        return 503, {}
+
+    over = threading.Event()
+    monkeypatch.setattr(served_teacher, "FIRST_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match=r"cannot teach.*timeout_seconds=0\.1, retries=0"):
+        try:
+            check_served(silent, tiny_model)
+        finally:
+            over.set()
 
 
 def test_address_needs_no_memory_of_a_rank(tiny_model: Path) -> None:
