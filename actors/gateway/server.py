@@ -52,6 +52,8 @@ DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     MESSAGES_PATH: Messages,
     "/v1/responses": Responses,
 }
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
+MODELS_PATH = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Gateway:
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
         routes = [Route(path, self._answer, methods=["POST"]) for path in DIALECTS]
-        routes.append(Route(f"{MESSAGES_PATH}/count_tokens", self._count, methods=["POST"]))
-        self._app = application([*routes, Route("/v1/models", self._models, methods=["GET"])])
+        routes.append(Route(COUNT_PATH, self._count, methods=["POST"]))
+        self._app = application([*routes, Route(MODELS_PATH, self._models, methods=["GET"])])
         self.url = listen(self._app, HOST).url
         """Address without ``/v1``, for programs of this machine."""
 
