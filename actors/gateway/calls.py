@@ -27,6 +27,8 @@ class WaitingCall:
     """A call whose answer the program's client waits for."""
 
     call: PolicyCall
+    is_count: bool = False
+    """True where only the number of its prompt's tokens is wanted."""
     answer: Future[Json] = field(default_factory=_unanswered)
 
 
@@ -56,10 +58,17 @@ class ProgramCalls:
 
     def take(self, call: PolicyCall) -> WaitingCall:
         """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
-        self._moved = time.monotonic()
         if self._abandoned and (abandoned := self._abandoned.get(call.digest)):
+            self._moved = time.monotonic()
             return abandoned.popleft()
-        waiting = self._newest = WaitingCall(call)
+        return self._enter(WaitingCall(call))
+
+    def count(self, call: PolicyCall) -> WaitingCall:
+        """Take the wish in to know the number of tokens that a call's prompt has."""
+        return self._enter(WaitingCall(call, is_count=True))
+
+    def _enter(self, waiting: WaitingCall) -> WaitingCall:
+        self._newest, self._moved = waiting, time.monotonic()
         waiting.answer.add_done_callback(self._note_answer)
         with self._lock:
             if self._over:

@@ -25,9 +25,9 @@ from typing import Any
 
 from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
-from actors.rollouts.rollout import Pair
+from actors.rollouts.rollout import CountsTokens, Pair
 from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
-from environments.errors import AgentError, ConfigError, EnvironmentFailure
+from environments.errors import AgentError, ConfigError, EnvironmentFailure, PromptTooLongError
 from environments.rewards.base import RewardOutput, judge
 from environments.thoughts import split_thought
 from environments.types import Action, Completion, Message, Step, Trajectory
@@ -124,7 +124,7 @@ class FunctionAgent(BaseAgent):
         return f"{changed} changed by the template"
 
 
-class FunctionEnv(TaskEnvironment):
+class FunctionEnv(TaskEnvironment, CountsTokens):
     """Runs a rollout function on a task, and makes its calls the turns of an episode.
 
     Args:
@@ -214,7 +214,8 @@ class FunctionEnv(TaskEnvironment):
 
     def _next(self) -> tuple[Any, float, bool, Json]:
         """Wait for what the function does next: a call, or its end."""
-        event = self._calls.next()
+        while isinstance(event := self._calls.next(), WaitingCall) and event.is_count:
+            self._count(event)
         assert self._program is not None
         if isinstance(event, WaitingCall):
             call, placed = event.call, self._session.place(event.call)
@@ -242,6 +243,16 @@ class FunctionEnv(TaskEnvironment):
             raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
         rewards, self._reward_output = self._judged(event.value)
         return {}, rewards[-1] or 0.0, True, {"call_rewards": rewards, **self._unseen()}
+
+    def _count(self, counting: WaitingCall) -> None:
+        self._waiting = counting
+        try:
+            number = self.count_tokens(self._session.place(counting.call).messages, counting.call.tools)
+        except PromptTooLongError as error:  # it is the program's to shorten
+            counting.answer.set_exception(error)
+        else:
+            counting.answer.set_result({"input_tokens": number})
+        self._waiting = None
 
     def _unseen(self) -> Json:
         unseen = self._calls.unseen()

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from actors.gateway.calls import ProgramCalls
 from actors.gateway.client import MODEL
 from actors.rollouts.player import NODE_ADDRESS
-from actors.serving.errors import error_response
+from actors.serving.errors import MESSAGES_PATH, error_response
 from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys, unknown_key
 from environments.errors import TroupeError
@@ -31,7 +31,7 @@ from policies.gateway.answers import chunks_of, completion_of
 from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
 from policies.model_api.dialects.base import Chat, ChatReader, Dialect
-from policies.model_api.dialects.messages import Messages
+from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.responses import Responses
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
@@ -49,9 +49,11 @@ RETRY_HEADER = "x-stainless-retry-count"
 """Number of times that a client of OpenAI or Anthropic has sent a request before."""
 DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
-    "/v1/messages": Messages,
+    MESSAGES_PATH: Messages,
     "/v1/responses": Responses,
 }
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
+MODELS_PATH = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Gateway:
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
         routes = [Route(path, self._answer, methods=["POST"]) for path in DIALECTS]
-        self._app = application([*routes, Route("/v1/models", self._models, methods=["GET"])])
+        routes.append(Route(COUNT_PATH, self._count, methods=["POST"]))
+        self._app = application([*routes, Route(MODELS_PATH, self._models, methods=["GET"])])
         self.url = listen(self._app, HOST).url
         """Address without ``/v1``, for programs of this machine."""
 
@@ -106,6 +109,13 @@ class Gateway:
         self._session(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "troupe"}
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def _count(self, request: Request) -> Response:
+        """Count the tokens that a call of Anthropic's messages would read now."""
+        session = self._session(request)
+        counting = session.calls.count(policy_call(count_request(await body_of(request))))
+        await settled(request, answer := asyncio.wrap_future(counting.answer))
+        return JSONResponse(answer.result())
 
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
@@ -156,12 +166,15 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     return {**completions[0], "choices": choices, "usage": usage}
 
 
-async def body_of(request: Request) -> Any:
-    """The JSON of a request's body. Raises ``RequestError``."""
+async def body_of(request: Request) -> Json:
+    """The JSON object of a request's body. Raises ``RequestError``."""
     try:
-        return json.loads(await request.body())
+        body = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The body is no JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise RequestError("The body has to be an object.")
+    return body
 
 
 async def settled(request: Request, future: asyncio.Future[Any], seconds: float | None = None) -> bool:

@@ -12,11 +12,16 @@ rollout::
 
 A program that does not know its reward yet sends {"later": true}, which ends the rollout. The reward that it
 sends then is kept in a folder for ``launch.recipes.late_rewards``.
+
+A program that takes an address and a key only calls the policy here, with KEY:NAME for its key or the header
+``x-session-id: NAME``. The name, of the program's own choice, stands for one session: the first request that
+has it takes a task, all others are of the same, and calls of the policy are passed on to its rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -29,7 +34,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import application, body_of, listen, settled
+from actors.gateway.server import (
+    COUNT_PATH,
+    DIALECTS,
+    MODELS_PATH,
+    RETRY_HEADER,
+    application,
+    body_of,
+    listen,
+    settled,
+)
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
@@ -43,6 +57,12 @@ SILENT_SECONDS = 300.0
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 MAX_REWARD = 1e30
+MAX_NAMES = 10_000
+"""Names that are remembered: a program that goes on after its session's end gets no other task."""
+NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+NAME_HEADER = "x-session-id"
+PASSED_ON = ("content-type", "anthropic-beta", RETRY_HEADER)
+"""Headers of a call that its rollout's gateway reads."""
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 
 Json = dict[str, Any]
@@ -99,7 +119,11 @@ class SessionServer:
         """Sessions by their ids: those that wait for a program, and those that are played."""
         self._waiting: asyncio.Queue[_Session] = asyncio.Queue()
         """Sessions that wait for a program, and some that are over meanwhile."""
+        self._named: dict[tuple[str, str], str] = {}
+        """Ids of sessions by the name of the key and the name that their programs have chosen."""
         routes = [
+            *(Route(path, self._pass_on, methods=["POST"]) for path in (*DIALECTS, COUNT_PATH)),
+            Route(MODELS_PATH, self._pass_on, methods=["GET"]),
             Route("/offers", self._offer, methods=["POST"]),
             Route("/sessions", self._claim, methods=["POST"]),
             Route("/sessions", self._count, methods=["GET"]),
@@ -146,13 +170,18 @@ class SessionServer:
 
     async def _claim(self, request: Request) -> Response:
         """Hand out the task that has waited longest; status 204 says that none waits now."""
-        await self._body(request)
+        session = await self._session(request, self._sender(request))
+        return Response(status_code=204) if session is None else JSONResponse(session.offer)
+
+    async def _session(self, request: Request, name: tuple[str, str]) -> _Session | None:
+        """The session of a name, which gets a task if it has none; ``None`` where no task waits now."""
         self._last_request = time.monotonic()
-        while True:
+        while name not in self._named:
+            await request.body()
             taking = asyncio.ensure_future(self._waiting.get())
             try:
                 if not await settled(request, taking, ANSWER_SECONDS):
-                    return Response(status_code=204)
+                    return None
             except RequestError:
                 if taking.done():
                     self._waiting.put_nowait(taking.result())
@@ -160,18 +189,69 @@ class SessionServer:
             finally:
                 taking.cancel()
             session = taking.result()
-            if session.offer["id"] in self._open:
+            if name in self._named:  # by another request, while this one has waited
+                self._waiting.put_nowait(session)
+            elif session.offer["id"] in self._open:
                 session.claimed.set_result(None)
-                return JSONResponse(session.offer)
+                self._remember(name, session)
+                return session
+        if self._named[name] not in self._open:
+            raise RequestError(
+                f"Session {name[1]!r} has ended: take another name for the next task.",
+                status=404,
+                code="session_ended",
+            )
+        return self._open[self._named[name]]
+
+    def _remember(self, name: tuple[str, str], session: _Session) -> None:
+        if name[1]:
+            self._named[name] = session.offer["id"]
+        if len(self._named) > MAX_NAMES:
+            del self._named[next(each for each, id in self._named.items() if id not in self._open)]
+
+    async def _pass_on(self, request: Request) -> Response:
+        """Have the rollout of a named session answer a call of the policy."""
+        import httpx
+
+        name = self._sender(request)
+        if not name[1]:
+            raise RequestError(f"Name the session: send KEY:NAME for the key, or {NAME_HEADER}: NAME.")
+        session = await self._session(request, name)
+        if session is None:
+            raise RequestError("No task waits for a program now.", status=503, retry_after=1)
+        way = session.offer["environment"]
+        headers = {each: request.headers[each] for each in PASSED_ON if each in request.headers}
+        headers["authorization"] = f"Bearer {way['OPENAI_API_KEY']}"
+        async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
+            calling = asyncio.ensure_future(
+                http.request(
+                    request.method,
+                    f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
+                    content=await request.body(),
+                    headers=headers,
+                )
+            )
+            try:
+                await settled(request, calling)
+                answer = calling.result()
+            except httpx.HTTPError as error:
+                raise RequestError(
+                    f"The node that plays session {name[1]!r} does not answer ({error!r}).", status=502
+                ) from error
+            finally:
+                calling.cancel()
+        return Response(answer.content, answer.status_code, {"content-type": answer.headers["content-type"]})
 
     async def _count(self, request: Request) -> Response:
-        await self._body(request)
+        self._sender(request)
         num_played = sum(each.claimed.done() for each in self._open.values())
         return JSONResponse({"waiting": len(self._open) - num_played, "played": num_played})
 
     async def _reward(self, request: Request) -> Response:
         """End a session by the result of its program, or keep the reward of one that has ended."""
-        result, name = _checked(await self._body(request)), request.path_params["id"]
+        key, _ = self._sender(request)
+        given = request.path_params["id"]
+        result, name = _checked(await body_of(request)), self._named.get((key, given), given)
         session = self._open.get(name)
         if session is not None and session.claimed.done() and not session.result.done():
             if "later" in result:
@@ -190,14 +270,20 @@ class SessionServer:
             ) from error
         return JSONResponse({"id": name, "object": "session", "late": True, **result})
 
-    async def _body(self, request: Request) -> Json:
-        """The fields that somebody with a key has sent."""
-        if self._keys.sender(request.headers) is None:
+    def _sender(self, request: Request) -> tuple[str, str]:
+        """The name of a request's key, and of the session that it is of: empty where it names none."""
+        headers = request.headers
+        sender, name = self._keys.sender(headers), headers.get(NAME_HEADER, "")
+        for key, colon, after in (each.rpartition(":") for each in sent_keys(headers) if sender is None):
+            if colon:
+                sender, name = self._keys.name_of(key.encode("latin-1")), after
+        if sender is None:
             raise unknown_key(f"Send a key of {KEYS_VARIABLE}")
-        body = await body_of(request) if await request.body() else {}
-        if not isinstance(body, dict):
-            raise RequestError("The body has to be an object.")
-        return body
+        if name and NAME.fullmatch(name) is None:
+            raise RequestError(
+                f"{name[:80]!r} is no name of a session: use up to 64 of a-z, A-Z, 0-9, _ . @ -"
+            )
+        return sender, name
 
 
 def _checked(result: Json) -> Json:

@@ -119,6 +119,13 @@ class Pair:
         return env
 
 
+class CountsTokens:
+    """An environment that learns, while it is played, how many tokens a prompt has."""
+
+    count_tokens: Callable[[list[Message], list[dict[str, Any]] | None], int]
+    """Function that counts those of messages and tools. Raises ``PromptTooLongError``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowUp:
     """A client's next message: the rollout ``after`` goes on with it, on the same agent and environment."""
@@ -183,6 +190,9 @@ def run_rollout(
         AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
         SamplerError: the policy could not be sampled.
     """
+    past = PastTurns()
+    if isinstance(env, CountsTokens):
+        env.count_tokens = partial(_num_prompt_tokens, request, sample, past)
     observation, info, earlier = _begin(agent, env, request, journal)
     last = earlier[-1].completion if earlier else None
     most = min(limits.max_response_tokens, request.max_response_tokens or limits.max_response_tokens)
@@ -191,7 +201,6 @@ def run_rollout(
     with in_agent(agent, "update_from_env"):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
-    past = PastTurns()
     too_long: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
@@ -438,3 +447,25 @@ def _request(
         max_prompt_tokens=budget.max_prompt_tokens,
         max_total_tokens=budget.max_total_tokens,
     )
+
+
+def _num_prompt_tokens(
+    request: RolloutRequest,
+    sample: Sample,
+    past: PastTurns,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+) -> int:
+    """Count the tokens of a prompt as the sampler makes it: a token is sampled behind them, and dropped."""
+    previous, messages = past.before(messages)
+    params = replace(request.params, max_tokens=1, seed=request.seed)
+    return sample(
+        SampleRequest(
+            messages=messages,
+            params=params,
+            session_id=request.rollout_id,
+            previous=previous,
+            min_version=request.min_version,
+            tools=tools,
+        )
+    ).num_prompt_tokens

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean, variance
 
+from environments.data.canary import QUANTILE, difference
 from environments.errors import ConfigError
 from environments.pass_at_k import pass_at_k
 from environments.types import Completion, JudgedBy, TerminationReason, Trajectory, TrajectoryGroup
@@ -14,6 +16,8 @@ from policies.learning.samples import TrainingSample, is_judged
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
 FRESH_MISMATCH_MAX = "learn/fresh_logprob_diff_max"
+RECENT_UPDATES = 5
+"""Updates whose rewards are compared by ``held_out_alarm``."""
 LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
 """The stages in which the learner works."""
 UNTRAINED = ("failed", "timeout", "unjudged", "masked", NOT_IMITATED)
@@ -309,6 +313,46 @@ def mismatch_alarm(metrics: Mapping[str, float], threshold: float) -> str | None
         "top_k, a logits processor) change what it samples from? If it is the dtype, raise "
         "learner.mismatch_alarm and correct for the difference with algorithm.correction."
     )
+
+
+def held_out_alarm(records: Sequence[Mapping[str, float]]) -> str | None:
+    """The text of an alarm if held-out success has fallen while the reward of the training has risen.
+
+    The newest evaluation is compared with the best one before it, by success on the held-out tasks, and the
+    rewards of the last ``RECENT_UPDATES`` updates with those at that evaluation; both have to differ by more
+    than chance explains, in 99 of 100 cases.
+
+    Args:
+        records: of updates and evaluations, in their order.
+    """
+    evaluations = [each for each in records if "eval/pass_at_1" in each]
+    updates = [each for each in records if "rollout/reward_mean" in each]
+    if len(evaluations) < 2 or len(updates) < 2 * RECENT_UPDATES:
+        return None
+    *earlier, newest = evaluations
+    best = max(earlier, key=lambda each: each["eval/pass_at_1"])
+    success = difference(_outcomes(newest), _outcomes(best))
+    num_before = max(RECENT_UPDATES, sum(each["step"] <= best["step"] for each in updates))
+    before, now = (
+        [each["rollout/reward_mean"] for each in some[-RECENT_UPDATES:]]
+        for some in (updates[:num_before], updates)
+    )
+    rise = fmean(now) - fmean(before)
+    noise = QUANTILE * math.sqrt((variance(now) + variance(before)) / RECENT_UPDATES)
+    if success.high >= 0 or rise <= noise:
+        return None
+    return (
+        f"Held-out success has changed by {success} since step {best['step']:.0f}, and the reward of the "
+        f"training has risen from {fmean(before):.3f} to {fmean(now):.3f}: it rewards something else than "
+        "the held-out tasks do. Look at the rollouts with the highest rewards."
+    )
+
+
+def _outcomes(evaluation: Mapping[str, float]) -> list[float]:
+    """Success of each held-out task, in no order."""
+    number = round(evaluation["eval/num_tasks"])
+    num_solved = round(evaluation["eval/pass_at_1"] * number)
+    return [1.0] * num_solved + [0.0] * (number - num_solved)
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from actors.timing import CALL_ANSWER_SECONDS
 from environments.errors import TroupeError
 from environments.types import JudgedBy
 from launch.health.interrupt import Interrupts
-from launch.reporting.metrics import evaluation_metrics, has_failed
-from launch.reporting.tracker import Tracker
+from launch.reporting.metrics import evaluation_metrics, has_failed, held_out_alarm
+from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import StreamState
 from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
@@ -199,6 +199,8 @@ class Milestones:
             value = f"{metric}={numbers[metric]:.3f}"
             self.tracker.announce(f"The best policy so far: step {step}, {value}.")
         self.tracker.evaluation(step, numbers, groups)
+        if alarm := held_out_alarm(read_metrics(state.directory)):
+            self.tracker.alarm(alarm)
         if step == 0 or self._is_last(step):
             self.tracker.sample(groups[0].trajectories[0])
 

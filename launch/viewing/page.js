@@ -271,7 +271,24 @@ async function drawTalk() {
 function saying(each) {
   const steps = each.steps.map((step) => element("details", { open: true }, [element("summary", { textContent: `step ${step.number}` }), message({ role: "assistant", content: step.text }), message({ role: "tool", content: step.observation })]));
   const told = each.error ? [element("p", { className: "error", textContent: each.error })] : each.content || !each.waits ? [message(each)] : [element("p", { className: "role", textContent: "…" })];
-  return element("div", {}, [...steps, ...told]);
+  return element("div", {}, [...steps, ...told, ...(each.recorded && !each.waits ? [thumbs(each)] : [])]);
+}
+
+// Feedback on an answer that the server has recorded. It stays as it was given first.
+function thumbs(each) {
+  const buttons = each.judged ? [] : [["up", "👍"], ["down", "👎"]].map(([thumb, sign]) => {
+    const button = element("button", { textContent: sign, title: `This answer was ${thumb === "up" ? "good" : "bad"}`, "aria-label": `Thumb ${thumb}` });
+    button.addEventListener("click", () => judge(each, thumb));
+    return button;
+  });
+  return element("p", { className: "thumbs" }, [...buttons, each.judged ?? ""]);
+}
+
+async function judge(each, thumb) {
+  const body = JSON.stringify({ answer_id: each.id, thumb });
+  const response = await fetch("api/feedback", { method: "POST", headers: { "content-type": "application/json" }, body });
+  each.judged = response.ok ? `Thumb ${thumb}, kept.` : detail(await response.json());
+  showTalk(false);
 }
 
 async function say() {
@@ -291,6 +308,8 @@ async function say() {
     for await (const part of events(response)) {
       if (part.error) throw new Error(part.error.message);
       if (part.step) answer.steps.push(part.step);
+      answer.id = part.id;
+      answer.recorded = part.recorded;
       answer.content += part.choices?.[0]?.delta?.content ?? "";
       showTalk(false);
     }

@@ -153,6 +153,7 @@ def application(
     app.get("/api/runs/{number}/{kind}/{step}/{row}/same")(pages.same_task)
     app.get("/api/models")(talk.models)
     app.post("/api/talk")(talk.talk)
+    app.post("/api/feedback")(talk.give_feedback)
     app.get("/")(pages.file)
     app.get("/{name}")(pages.file)
     return app

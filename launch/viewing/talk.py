@@ -39,6 +39,13 @@ class TalkRequest(BaseModel, extra="forbid"):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TALK_MESSAGES)]
 
 
+class ThumbRequest(BaseModel, extra="forbid"):
+    """Body of ``POST /api/feedback``: a thumb on an answer that the server has recorded."""
+
+    answer_id: Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+    thumb: Literal["up", "down"]
+
+
 class Talk:
     """A policy server as the page reaches it.
 
@@ -65,6 +72,11 @@ class Talk:
         body = {**request.model_dump(), "stream": True}
         answer = await self._send("POST", "/chat/completions", json=body)
         return StreamingResponse(_parts(answer), media_type="text/event-stream")
+
+    async def give_feedback(self, request: ThumbRequest) -> dict[str, Any]:
+        """Hand a thumb on, and return the feedback as the server keeps it."""
+        path = f"/responses/{request.answer_id}/feedback"
+        return dict(await _body(await self._send("POST", path, json={"thumb": request.thumb})))
 
     async def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
         request = self._client.build_request(method, self._url + path, **content)

@@ -19,9 +19,12 @@ from typing import Any
 import httpx
 import pytest
 from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
+from fastapi.testclient import TestClient
 
 from actors.settings import RecordingConfig
 from environments.data.recordings import DAY_SECONDS, MAX_COMMENT, Recording, read_recordings
+from launch.viewing.pages import FILES, application
+from launch.viewing.talk import KEY_VARIABLE
 
 Headers = dict[str, str]
 
@@ -121,6 +124,35 @@ def test_answer_is_recorded_with_its_tokens(
     assert completion.prompt_ids == (1,) * 10 and completion.completion_ids == (1,)
     assert completion.logprobs == (0.0,) and completion.policy_version == 7
     assert recording.trajectory.task == {"question": "Say hi"} and recording.feedback is None
+
+
+@pytest.mark.slow
+def test_thumb_on_the_page_is_kept_with_its_answer(
+    recorded: AgentServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the requests that the script of ``launch.view`` sends."""
+    monkeypatch.setenv(KEY_VARIABLE, ALICE)
+    script = (FILES / "page.js").read_text()
+    assert set(re.findall(r'fetch\("(api/\w+)", \{ method: "POST"', script)) == {"api/talk", "api/feedback"}
+    assert "JSON.stringify({ answer_id: each.id, thumb })" in script
+    shown = application([tmp_path], server=f"{recorded.url}/v1")
+    with TestClient(shown, base_url="http://127.0.0.1") as page:
+        talk = {"model": AGENT, "messages": [{"role": "user", "content": "Hi"}]}
+        lines = page.post("/api/talk", json=talk).text.splitlines()
+        parts = [json.loads(each[6:]) for each in lines if each.startswith("data: {")]
+        assert parts[-1]["recorded"]
+        given = {"answer_id": parts[-1]["id"], "thumb": "up"}
+        kept_as = page.post("/api/feedback", json=given)
+        assert (
+            kept_as.json()["score"] == 1.0
+            and "script-src 'self'" in kept_as.headers["content-security-policy"]
+        )
+        other = page.post("/api/feedback", json=given | {"thumb": "down"})
+        assert other.status_code == 409 and "which stays" in other.json()["detail"]
+        for name in ("../models", "a/b", ""):
+            assert page.post("/api/feedback", json=given | {"answer_id": name}).status_code == 422
+    (recording,) = kept(folder).values()
+    assert recording.feedback is not None and recording.feedback.score == 1.0
 
 
 @pytest.mark.slow

@@ -31,7 +31,13 @@ from actors.rollouts.time_limit import TimeLimit
 from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
 from environments.base import BaseEnv
-from environments.errors import AgentError, ConfigError, EnvironmentFailure
+from environments.errors import (
+    AgentError,
+    ConfigError,
+    EnvironmentFailure,
+    PromptTooLongError,
+    SamplerError,
+)
 from environments.rewards.base import LATER, RewardOutput
 from environments.sandbox import local
 from environments.types import Completion, Message, TerminationReason, Trajectory
@@ -1006,6 +1012,73 @@ def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) 
         "foreign_answers": 0.0,
         "unseen_answers": 0.0,
     }
+
+
+def test_tokens_are_counted_as_the_next_call_reads_them() -> None:
+    """Also behind an answer that the program sends back otherwise: the policy sees its own tokens."""
+    import anthropic
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        asked: dict[str, Any] = {"model": "claude", "system": "Be short.", "tools": [MESSAGES_TOOL]}
+        messages: list[Any] = [{"role": "user", "content": task["question"]}]
+        counted, used = [], []
+        for _ in range(2):
+            counted += [await client.anthropic.messages.count_tokens(messages=messages, **asked)]
+            message = await client.anthropic.messages.create(messages=messages, max_tokens=200, **asked)
+            used.append(message.usage.input_tokens)
+            calls = [each for each in message.content if each.type == "tool_use"]  # without its thought
+            results = [{"type": "tool_result", "tool_use_id": each.id, "content": "46"} for each in calls]
+            messages += [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+        with pytest.raises(anthropic.BadRequestError, match="has to be an object"):
+            await client.anthropic.post("/v1/messages/count_tokens", body=[], cast_to=object)
+        return float([each.input_tokens for each in counted] == used and used[0] < used[1])
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, adding, requests)
+    assert (trajectory.reward, len(trajectory.steps), len(requests)) == (1.0, 2, 4)
+    assert [each.params.max_tokens == 1 for each in requests] == [True, False] * 2
+    assert len(training_samples(trajectory)) == 1, "what was counted leaves no trace"
+
+
+def test_prompt_that_is_too_long_to_count_fails_its_request_only() -> None:
+    import anthropic
+
+    def short(messages: list[Message]) -> str:
+        if len(messages) > 1:
+            raise PromptTooLongError("The prompt has 99 tokens.")
+        return echo(messages)
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        user: Any = {"role": "user", "content": "a"}
+        counted = client.anthropic.messages.count_tokens(model="claude", messages=[user, user])
+        with pytest.raises(anthropic.BadRequestError, match="99 tokens"):
+            await counted
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve, short).reward == 1.0
+
+
+@pytest.mark.parametrize("error", [SamplerError("The engine is gone."), KeyboardInterrupt()], ids=repr)
+def test_count_whose_rollout_fails_gets_an_error(error: BaseException) -> None:
+    import anthropic
+
+    ended: list[str] = []
+
+    def failing(messages: list[Message]) -> str:
+        raise error
+
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.anthropic.messages.count_tokens(
+                model="claude", messages=[{"role": "user", "content": "a"}]
+            )
+        ended.append(str(caught.value))
+        return 1.0
+
+    with pytest.raises((SamplerError, EnvironmentFailure)):
+        play(solve, failing)
+    assert len(ended) == 1 and "The policy answers no more: the rollout has ended" in ended[0]
 
 
 def test_stored_responses_hold_what_they_share_once() -> None:

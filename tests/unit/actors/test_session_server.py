@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -95,6 +96,142 @@ def test_program_elsewhere_plays_a_task_and_judges_it(start: Any, http: httpx.Cl
     assert (trajectory.reward, trajectory.is_correct, len(trajectory.steps)) == (0.5, True, 1)
     assert len(training_samples(trajectory)) == 1
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
+
+
+def named(server: SessionServer, name: str, header: bool = False) -> openai.OpenAI:
+    """A client that has the address of the session server and a key, and nothing else."""
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=KEY if header else f"{KEY}:{name}",
+        default_headers={"x-session-id": name} if header else {},
+        max_retries=0,
+        http_client=httpx.Client(trust_env=False),
+    )
+
+
+QUESTION: Any = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("header", [False, True], ids=["key", "header"])
+def test_name_opens_one_session_by_its_first_call(
+    start: Any, http: httpx.Client, server: SessionServer, header: bool
+) -> None:
+    rollout = start()
+    with named(server, "run-7", header) as client:
+        first = client.chat.completions.create(model="m", messages=QUESTION)
+        assert first.choices[0].message.content == "You said a"
+        chunks = client.chat.completions.create(model="m", messages=QUESTION, stream=True)
+        assert "".join(each.choices[0].delta.content or "" for each in chunks) == "You said a"
+        assert client.responses.create(model="m", input="b").output_text == "You said b"
+        assert [each.id for each in client.models.list()] == ["policy"]
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            client.chat.completions.create(
+                model="m", messages=QUESTION, response_format={"type": "json_object"}
+            )
+        opened = http.post("/sessions", headers={"x-session-id": "run-7"}).json()
+        assert opened["task"] == TASK, "the same name gets the same task, as often as it is sent"
+        assert http.post("/sessions/run-7/reward", json={"reward": 0.5}).status_code == 200
+        trajectory = rollout.result(30)
+        assert (trajectory.reward, len(trajectory.steps)) == (0.5, 3)
+        waiting = start()  # another task, which the program that has ended does not get
+        with pytest.raises(openai.NotFoundError, match="'run-7' has ended: take another name"):
+            client.chat.completions.create(model="m", messages=QUESTION)
+    reward(http, session := claim(http), error="none")
+    assert session["id"] != opened["id"] and waiting.exception(30) is not None
+
+
+def test_name_of_anthropics_client_is_in_its_key(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    rollout = start()
+    with anthropic.Anthropic(base_url=server.url, api_key=f"{KEY}:one", max_retries=0) as client:
+        number = client.messages.count_tokens(model="m", messages=QUESTION).input_tokens
+        message = client.messages.create(model="m", max_tokens=9, messages=QUESTION)
+        assert message.usage.input_tokens == number
+    http.post("/sessions/one/reward", json={"reward": 1})
+    assert rollout.result(30).reward == 1.0
+
+
+def test_calls_of_one_name_at_once_take_one_task(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    """Also where they come before any task is there."""
+    with named(server, "early") as client, ThreadPoolExecutor(4) as threads:
+        calls = [
+            threads.submit(client.chat.completions.create, model="m", messages=QUESTION) for _ in range(4)
+        ]
+        time.sleep(0.2)
+        rollouts = [start() for _ in range(4)]
+        assert {each.result(30).choices[0].message.content for each in calls} == {"You said a"}
+        assert http.get("/sessions").json() == {"waiting": 3, "played": 1}
+    http.post("/sessions/early/reward", json={"reward": 1})
+    for _ in range(3):
+        reward(http, claim(http), error="none")
+    ended = [each.exception(30) or each.result() for each in rollouts]
+    assert [len(each.steps) for each in ended if isinstance(each, Trajectory)] == [4]
+
+
+@pytest.mark.slow
+def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: SessionServer) -> None:
+    def slow(messages: list[Message]) -> str:
+        time.sleep(1.0)
+        return "at last"
+
+    body = {"model": "m", "messages": QUESTION}
+    with ThreadPoolExecutor(1) as threads:
+        rollout = threads.submit(play, server.rollout, slow)
+        headers = {"x-session-id": "a"}
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/chat/completions", json=body, headers=headers, timeout=0.5)
+        answer = http.post("/v1/chat/completions", json=body, headers=headers).json()
+        assert answer["choices"][0]["message"]["content"] == "at last"
+        http.post("/sessions/a/reward", json={"reward": 1})
+        assert len(rollout.result(30).steps) == 1
+
+
+def test_name_without_a_task_is_refused_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
+    with named(server, "a") as client:
+        with pytest.raises(openai.InternalServerError, match="No task waits") as refused:
+            client.chat.completions.create(model="m", messages=QUESTION)
+        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "status", "text"),
+    [
+        (KEY, {}, 400, "Name the session"),
+        (f"{KEY}:", {}, 400, "Name the session"),
+        (f"{KEY}:a/b", {}, 400, "is no name of a session"),
+        (KEY, {"x-session-id": "b" * 65}, 400, "is no name of a session"),
+        ("another-key-of-somebody:a", {}, 401, KEYS_VARIABLE),
+        ("a", {}, 401, KEYS_VARIABLE),
+    ],
+)
+def test_call_without_a_name_or_key_is_refused(
+    server: SessionServer, key: str, headers: dict[str, str], status: int, text: str
+) -> None:
+    response = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json={},
+        headers={"authorization": f"Bearer {key}", **headers},
+        trust_env=False,
+    )
+    assert response.status_code == status and text in response.json()["error"]["message"]
+
+
+def test_names_of_ended_sessions_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.MAX_NAMES", 2)
+    for number in range(4):
+        rollout = start()
+        http.post("/sessions", headers={"x-session-id": f"name-{number}"})
+        http.post(f"/sessions/name-{number}/reward", json={"error": "none"})
+        assert rollout.exception(30) is not None
+    assert [name for _, name in server._named] == ["name-2", "name-3"]
 
 
 def test_calls_of_a_program_elsewhere_have_rewards_of_their_own(start: Any, http: httpx.Client) -> None:

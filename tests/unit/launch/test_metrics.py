@@ -10,6 +10,7 @@ from environments.pass_at_k import compute_pass_at_k
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.metrics import (
     evaluation_metrics,
+    held_out_alarm,
     idle_share,
     mismatch_alarm,
     mismatch_metrics,
@@ -285,6 +286,51 @@ def test_alarm_says_how_much_and_what_it_may_be() -> None:
     assert "0.012 on average, more than learner.mismatch_alarm=0.001." in said
     assert "other weights" in said
     assert "dtype" in said
+
+
+def curve(rewards: list[float], successes: dict[int, float], num_tasks: int = 100) -> list[dict[str, float]]:
+    """Records of updates with these rewards, and of evaluations after some of them."""
+    records: list[dict[str, float]] = []
+    for step, reward in enumerate([math.nan, *rewards]):
+        if step:
+            records.append({"step": step, "rollout/reward_mean": reward})
+        if step in successes:
+            found = {"eval/pass_at_1": successes[step], "eval/num_tasks": num_tasks}
+            records.append({"step": step, **found})
+    return records
+
+
+RISING = [0.1 + 0.02 * step for step in range(30)]
+LEVEL = [0.4 + 0.05 * (-1) ** step for step in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "successes", "num_tasks", "is_alarm"),
+    [
+        (RISING, {0: 0.3, 10: 0.7, 30: 0.4}, 100, True),
+        (RISING, {0: 0.7, 30: 0.4}, 100, True),
+        (RISING, {0: 0.7, 10: 0.6, 20: 0.5, 30: 0.4}, 100, True),
+        (RISING, {0: 0.3, 10: 0.7, 30: 0.65}, 100, False),
+        (RISING, {0: 0.3, 10: 0.7, 30: 0.4}, 10, False),
+        (RISING, {0: 0.3, 30: 0.7}, 100, False),
+        (LEVEL, {0: 0.3, 10: 0.7, 30: 0.4}, 100, False),
+        (RISING[::-1], {0: 0.3, 10: 0.7, 30: 0.4}, 100, False),
+        (RISING[:9], {0: 0.7, 9: 0.1}, 100, False),
+        (RISING, {30: 0.1}, 100, False),
+        ([], {}, 100, False),
+    ],
+    ids=[
+        *("falls from its best", "falls from the start", "falls slowly"),
+        *("within chance", "few tasks", "rises too", "level reward", "both fall"),
+        *("few updates", "one evaluation", "no record"),
+    ],
+)
+def test_reward_that_rises_while_success_falls_is_an_alarm(
+    rewards: list[float], successes: dict[int, float], num_tasks: int, is_alarm: bool
+) -> None:
+    text = held_out_alarm(curve(rewards, successes, num_tasks))
+    assert (text is not None) == is_alarm
+    assert text is None or "the training has risen from 0." in text
 
 
 def test_difference_that_is_no_number_is_an_alarm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_metrics import RISING, curve
 from trained_run import save_whole
 
 from environments.disk import FileDigest
@@ -18,6 +20,7 @@ from environments.errors import ConfigError, LearnerLostError, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
 from launch.reporting.goal import Goal
+from launch.reporting.tracker import METRICS
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
 from launch.training.activity import Activity
@@ -304,6 +307,14 @@ def test_interrupted_run_keeps_best_policy_under_evaluation(
     assert best is not None
     assert best.name == "step_000004"
     assert state.saved_step == 5
+
+
+def test_success_that_falls_while_rewards_rise_is_an_alarm(tmp_path: Path) -> None:
+    milestones, said = under_way(state_of(tmp_path))
+    records = curve(RISING, {0: 0.7, 30: 0.4})
+    (tmp_path / METRICS).write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    milestones.record_evaluation(evaluated(30, False))
+    assert "has risen from 0.140 to 0.640: it rewards something else" in said[-1]
 
 
 def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluation:

@@ -93,17 +93,24 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.judged: list[tuple[str, str]] = []
         self.app = FastAPI()
         self.app.get("/v1/models")(lambda: {"data": [{"id": "policy"}, {"id": "agent/calculator"}]})
         self.app.post("/v1/chat/completions")(self.answer)
+        self.app.post("/v1/responses/{answer_id}/feedback")(self.judge)
 
     def answer(self, body: dict[str, Any]) -> StreamingResponse:
         self.asked.append(body)
         step = {"number": 1, "text": "12+34", "observation": f"46 {NASTY}"}
-        parts = [{"step": step, "choices": [{"delta": {"reasoning_content": "12+34"}}]}]
+        parts: list[dict[str, Any]] = [{"step": step, "choices": [{"delta": {"reasoning_content": "12+34"}}]}]
         parts += [{"choices": [{"delta": {"content": text}}]} for text in ("It is ", "46.")]
+        parts = [{"id": "chatcmpl-1", "recorded": True, **each} for each in parts]
         lines = [f"data: {json.dumps(part)}\n\n" for part in parts]
         return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+    def judge(self, answer_id: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.judged.append((answer_id, body["thumb"]))
+        return body
 
 
 @pytest.fixture
@@ -409,3 +416,18 @@ def test_filter_hides_the_charts_that_it_does_not_name(browser: Browser, quickst
     browser.type("s")
     assert browser.value("document.querySelector('input[type=search]').value") == "rollout rewards"
     assert browser.value(VISIBLE_CHARTS) == []
+
+
+def test_thumb_on_an_answer_is_given_once(browser: Browser, address: str, served: tuple[Server, str]) -> None:
+    browser.open(address)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 2")
+    browser.press("5")
+    browser.wait_for("document.getElementById('box') !== null")
+    browser.value("document.getElementById('box').focus()")
+    browser.type("What is 12+34?")
+    browser.press("Enter")
+    browser.wait_for("document.querySelectorAll('.thumbs button').length === 2")
+    browser.value("document.querySelector('[aria-label=\"Thumb down\"]').click()")
+    browser.wait_for("document.getElementById('said').innerText.includes('Thumb down, kept.')")
+    assert browser.value("document.querySelectorAll('.thumbs button').length") == 0
+    assert served[0].judged == [("chatcmpl-1", "down")]
