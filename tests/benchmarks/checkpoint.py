@@ -90,7 +90,7 @@ def _update(learner: LearnerGroup) -> None:
             prompt_ids=tuple(token % VOCABULARY for token in each.prompt_ids),
             response_ids=tuple(token % VOCABULARY for token in each.response_ids),
         )
-        for each in with_random_columns(ragged_samples(4, most=24))
+        for each in with_random_columns(ragged_samples(2, most=12))
     ]
     learner.update(learner.score([TrainBatch(samples=tuple(samples))]))
 
