@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import textwrap
@@ -48,7 +49,7 @@ class FunctionTool(Tool):
             )
         super().__init__(name or function.__name__, description)
         self._function = function
-        self._arguments, self._schema = _arguments_of(function, _argument_texts(documentation))
+        self._checked, self._schema = _adapter_of(function, _argument_texts(documentation))
 
     def __reduce__(self) -> tuple[type[FunctionTool], tuple[ToolFunction, str]]:
         return FunctionTool, (self._function, self.name)  # the receiving process makes pydantic's part again
@@ -60,35 +61,18 @@ class FunctionTool(Tool):
         from pydantic import ValidationError
 
         try:
-            checked = self._arguments.validate_python(arguments)
+            checked = self._checked.validate_python(arguments)
         except ValidationError as error:
             return ToolOutput(self.name, error=f"wrong arguments for {self.name!r}: {_sentence(error)}.")
         return self._function(**checked)
 
 
-def _arguments_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _adapter_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     """The pydantic adapter that checks the arguments of ``function``, and their JSON schema."""
-    from pydantic import TypeAdapter
+    from pydantic import Field, TypeAdapter
     from pydantic.errors import PydanticUserError
 
-    arguments_type = _arguments_type(function, texts)
-    try:
-        adapter = TypeAdapter(arguments_type)
-        return adapter, _json_schema(adapter)
-    except PydanticUserError as error:
-        raise ConfigError(
-            f"A type hint of the tool function {function.__qualname__!r} has no schema: use plain types, "
-            f"lists, dicts, Literal, enums or dataclasses. {error.message}"
-        ) from error
-
-
-def _arguments_type(function: ToolFunction, texts: dict[str, str]) -> Any:
-    """The arguments as a typed dict: its keys, unlike the fields of a model class, may have any name."""
-    from pydantic import ConfigDict
-    from typing_extensions import TypedDict
-
     hints = _type_hints(function)
-    fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if not named or parameter.name not in hints:
@@ -96,11 +80,25 @@ def _arguments_type(function: ToolFunction, texts: dict[str, str]) -> Any:
                 f"The parameter '{parameter}' of the tool function {function.__qualname__!r} "
                 + ("has no type hint: annotate it." if named else "has no name of its own: give it one.")
             )
-        fields[parameter.name] = _field(parameter, hints[parameter.name], texts.get(parameter.name))
-    make_type: Any = TypedDict  # type checkers only know those that are written out as classes
-    arguments_type = make_type(function.__name__, fields)
-    arguments_type.__pydantic_config__ = ConfigDict(extra="forbid")
-    return arguments_type
+        hint = hints[parameter.name]
+        is_annotated = typing.get_origin(hint) is typing.Annotated
+        notes = [note for note in hint.__metadata__ if isinstance(note, str)] if is_annotated else []
+        text = notes[0] if notes else texts.get(parameter.name)
+        hints[parameter.name] = typing.Annotated[hint, Field(description=text)]
+
+    @functools.wraps(function)
+    def checked(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    checked.__annotations__ = hints
+    try:
+        adapter = TypeAdapter[Any](checked)
+        return adapter, _json_schema(adapter)
+    except PydanticUserError as error:
+        raise ConfigError(
+            f"A type hint of the tool function {function.__qualname__!r} has no schema: use plain types, "
+            f"lists, dicts, Literal, enums or dataclasses. {error.message}"
+        ) from error
 
 
 def _type_hints(function: ToolFunction) -> dict[str, Any]:
@@ -117,22 +115,6 @@ def _type_hints(function: ToolFunction) -> dict[str, Any]:
             f"The type hints of the tool function {function.__qualname__!r} cannot be read here ({error}): "
             "move it into a module that imports this name, or leave out 'from __future__ import annotations'."
         ) from error
-
-
-def _field(parameter: inspect.Parameter, hint: Any, text: str | None) -> Any:
-    """The type of a typed dict's field: the hint, its description, and for the schema the default."""
-    from pydantic import Field
-    from pydantic_core import to_jsonable_python
-
-    is_annotated = typing.get_origin(hint) is typing.Annotated
-    notes = [note for note in hint.__metadata__ if isinstance(note, str)] if is_annotated else []
-    description = notes[0] if notes else text
-    if parameter.default is parameter.empty:
-        return typing.Annotated[hint, Field(description=description)]
-    default = to_jsonable_python(parameter.default, fallback=str)
-    return typing.NotRequired[
-        typing.Annotated[hint, Field(description=description, json_schema_extra={"default": default})]
-    ]
 
 
 def _json_schema(arguments: TypeAdapter[Any]) -> dict[str, Any]:
