@@ -30,7 +30,7 @@ from machine import free_port
 from whole_batches import WholeBatches
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.serve_sampler import ServeSampler
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -66,7 +66,7 @@ class Player:
     """Plays rollouts by the weights that it was given last."""
 
     def __init__(self, model_path: str, workload: Workload, limits: RolloutLimits) -> None:
-        self._pair = Pair(workload.agent_class, workload.env_class, workload.agent_args, workload.env_args)
+        self._pair = workload.pair
         self._limits = limits
         self._engine = VLLMEngine(model_path, EngineConfig(max_model_tokens=256), {})
         self._sampler = EngineSampler(self._engine, model_path)
@@ -168,7 +168,10 @@ def groups(
         for index, task in drawn:
             members = [next(played) for _ in temperatures]
             yield TrajectoryGroup(
-                f"{index:06d}", task, tuple(members[:size]), members[size] if with_baseline else None
+                group_id=f"{index:06d}",
+                task=task,
+                trajectories=tuple(members[:size]),
+                baseline=members[size] if with_baseline else None,
             )
 
 
