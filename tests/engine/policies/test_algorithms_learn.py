@@ -1,6 +1,6 @@
 """Every algorithm trains a policy upward: credit, correction, loss and optimizer together, without an engine.
 
-The task is the smallest: say even token ids. ``tests/benchmarks/algorithms.py`` shows the same in a game.
+The task is the smallest: even token ids are right. ``tests/benchmarks/evidence/algorithms.py`` has a game.
 """
 
 from __future__ import annotations

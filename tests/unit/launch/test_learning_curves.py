@@ -12,6 +12,7 @@ import pytest
 
 from launch.recipes import guess
 from launch.settings.compose import compose
+from launch.settings.tree import algorithm_of
 from launch.validation.settings import check_training_settings
 from launch.workload import load_workload
 
@@ -112,6 +113,37 @@ def test_worlds_of_search_share_no_title(
     twice = [each.reward == 1.0 for each in demonstrations if len(each.messages) == 7]
     assert all(twice)
     assert 20 < len(twice) < 60
+
+
+@pytest.mark.slow
+def test_runs_of_all_algorithms_have_valid_settings(curves: Any) -> None:
+    evidence = importlib.import_module("evidence.algorithms")
+    for arm in evidence.arms([each for each in evidence.ALGORITHMS if each != "distillation"]):
+        run = evidence.Run(arm, evidence.FIRST_RATE, seed=0)
+        config = compose(run.settings)
+        check_training_settings(config)
+        algorithm = algorithm_of(config)
+        assert algorithm.bypass == (arm.correction == "bypass")
+        assert algorithm.correction_level == (
+            arm.correction if arm.correction in ("token", "sequence") else None
+        )
+
+
+@pytest.mark.slow
+def test_rate_is_tuned_until_both_neighbours_are_worse(curves: Any) -> None:
+    evidence = importlib.import_module("evidence.algorithms")
+    kept: dict[str, dict[str, float]] = {}
+    made = []
+    while (run := evidence.next_run(kept, ["grpo", "rloo"], [0, 1])) is not None:
+        made.append(run)
+        kept[run.name] = {"success": 0.9 - 0.02 * abs(run.rate + 5)}
+    tuning, others = made[:8], made[8:]
+    assert [run.rate for run in tuning] == 2 * [-7, -6, -5, -4]
+    assert {run.seed for run in tuning} == {evidence.TUNING_SEED}
+    assert {run.rate for run in others} == {-5}
+    assert [run.seed for run in others] == 10 * [0] + 10 * [1], "all of a seed first"
+    found = evidence.finished(kept, ["grpo", "rloo"], [0, 1])
+    assert {len(values) for values in found.values()} == {2}
 
 
 def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
