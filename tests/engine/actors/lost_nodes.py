@@ -67,11 +67,11 @@ def plays(node_id: str) -> bool:
 
 
 def run_storms(run: FollowedRun, address: str) -> None:
-    """Short storms over the run's actors and the nodes that they live on, until each had a fault."""
+    """Storms of two faults, over the run's actors and the nodes that they live on, until each had a fault."""
     command = [sys.executable, "-m", "launch.chaos", "storm", f"--below={run.process.pid}"]
-    command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.1"]
+    command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.04"]
     missing = {"raylet .* cut off for", "actor .* of node .* killed"}
-    for seed in range(8):  # how many faults there are in so short a storm depends on the machine
+    for seed in (8, 9, 27):  # an actor is killed, then a node cut off, unless there are none at that moment
         storm = subprocess.run(
             [*command, f"--seed={seed}", "--roles", "actor", "raylet"],
             cwd=ROOT,

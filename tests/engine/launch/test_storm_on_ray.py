@@ -53,7 +53,7 @@ def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Pa
             assert run.poll() is None
             time.sleep(0.1)
         # Each kind is among the first three faults of this seed.
-        options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--seed", "738", "--wait"]
+        options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.17", "--seed", "738", "--wait"]
         with ThreadPoolExecutor(1) as pool:
             output = pool.submit(run.communicate)  # the storm would wait for a process that nobody waits for
             storm = subprocess.run(
