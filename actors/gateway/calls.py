@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,35 +40,54 @@ class ProgramEnd:
     error: BaseException | None = None
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class SentRequest:
+    """A request that its client may send again: the calls that it has made so far, one for each choice."""
+
+    calls: list[WaitingCall]
+    num_choices: int
+    try_number: int
+    """Number of the client's try that has had the answer; -1 where the client has gone before."""
+
+    def is_repeated_by(self, call: PolicyCall, num_choices: int, try_number: int) -> bool:
+        """Return whether a later try asks for the same."""
+        is_later = self.try_number < try_number and self.num_choices == num_choices
+        return is_later and self.calls[0].call.digest == call.digest  # last: it reads the whole history
+
+
 class ProgramCalls:
     """Hands a program's calls, which come in the gateway's thread, to the thread that plays the rollout."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
-        self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
-        """Calls whose client has gone before it had the answer; the gateway's thread alone changes them."""
-        self._answered: deque[tuple[int, list[WaitingCall]]] = deque(maxlen=MAX_REMEMBERED)
-        """The last requests that were answered: the number of the retry that has had the answer, and the
-        calls. The same thread alone changes it."""
+        self._gone: list[SentRequest] = []
+        """Requests whose client has gone before it had the answer. The gateway's thread alone changes it."""
+        self._answered: deque[SentRequest] = deque(maxlen=MAX_REMEMBERED)
+        """The last requests that were answered; so with this one."""
         self._newest: WaitingCall | None = None
         self._moved = 0.0
         self._over = ""
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
 
-    def take(self, call: PolicyCall) -> WaitingCall:
-        """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
-        if self._abandoned and (abandoned := self._abandoned.get(call.digest)):
-            self._moved = time.monotonic()
-            return abandoned.popleft()
-        return self._enter(WaitingCall(call))
+    def again(self, call: PolicyCall, num_choices: int, try_number: int) -> list[WaitingCall]:
+        """Take the calls out that an earlier try of a request has made; empty without one.
 
-    def count(self, call: PolicyCall) -> WaitingCall:
-        """Take the wish in to know the number of tokens that a call's prompt has."""
-        return self._enter(WaitingCall(call, is_count=True))
+        Args:
+            try_number: number of times that the client has sent the request before, where it names that.
+        """
+        self._moved = time.monotonic()
+        for sent in (self._gone, self._answered):
+            for each in reversed(sent):
+                if each.is_repeated_by(call, num_choices, try_number):
+                    sent.remove(each)
+                    return each.calls
+        return []
 
-    def _enter(self, waiting: WaitingCall) -> WaitingCall:
-        self._newest, self._moved = waiting, time.monotonic()
+    def take(self, call: PolicyCall, is_count: bool = False) -> WaitingCall:
+        """Take a call in, or the wish to know how many tokens its prompt has."""
+        waiting = self._newest = WaitingCall(call, is_count)
+        self._moved = time.monotonic()
         waiting.answer.add_done_callback(self._note_answer)
         with self._lock:
             if self._over:
@@ -85,35 +104,18 @@ class ProgramCalls:
         newest = self._newest
         return 0.0 if newest is None or not newest.answer.done() else time.monotonic() - self._moved
 
-    def abandon(self, waiting: WaitingCall) -> None:
-        """Take note that the client of a call has gone: it may ask again."""
-        self._abandoned[waiting.call.digest].append(waiting)
+    def abandon(self, calls: list[WaitingCall], num_choices: int) -> None:
+        """Take note of a request whose client has gone without an answer: it may come back."""
+        if calls:
+            self._gone.append(SentRequest(calls, num_choices, -1))
 
-    def remember(self, answered: list[WaitingCall], retries: int) -> None:
-        """Take note of a request whose answer is sent: its client may lose it on the way.
-
-        Args:
-            retries: number of times that the client has sent the request before.
-        """
-        self._answered.append((retries, answered))
-
-    def earlier(self, call: PolicyCall, num_choices: int, retries: int) -> list[WaitingCall]:
-        """Take the calls out that an earlier try of a request has had an answer of; empty without one.
-
-        A call whose client has gone comes first: ``take`` returns it.
-        """
-        if not self._abandoned.get(call.digest):
-            for number, answered in reversed(self._answered):
-                same = answered[0].call.digest == call.digest and len(answered) == num_choices
-                if same and number < retries:
-                    self._answered.remove((number, answered))
-                    return answered
-        return []
+    def remember(self, calls: list[WaitingCall], num_choices: int, try_number: int) -> None:
+        """Take note of a request whose answer is sent: its client may lose it on the way."""
+        self._answered.append(SentRequest(calls, num_choices, try_number))
 
     def unseen(self) -> list[int]:
         """Return the numbers of the answers whose client has gone before it had them."""
-        waiting = [each for calls in list(self._abandoned.values()) for each in list(calls)]
-        answers = [each.answer for each in waiting if each.answer.done()]
+        answers = [each.answer for sent in list(self._gone) for each in sent.calls if each.answer.done()]
         return sorted(int(each.result()["id"]) for each in answers if each.exception() is None)
 
     def end(self, end: ProgramEnd) -> None:

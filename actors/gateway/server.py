@@ -113,7 +113,7 @@ class Gateway:
     async def _count(self, request: Request) -> Response:
         """Count the tokens that a call of Anthropic's messages would read now."""
         session = self._session(request)
-        counting = session.calls.count(policy_call(count_request(await body_of(request))))
+        counting = session.calls.take(policy_call(count_request(await body_of(request))), is_count=True)
         await settled(request, answer := asyncio.wrap_future(counting.answer))
         return JSONResponse(answer.result())
 
@@ -144,7 +144,7 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     retries = request.headers.get(RETRY_HEADER, "")
     num_retries = int(retries) if retries.isdecimal() and len(retries) < 10 else 0
     answers: list[Json] = []
-    taken = calls.earlier(call, body.num_choices, num_retries)
+    taken = calls.again(call, body.num_choices, num_retries)
     try:
         while len(answers) < body.num_choices:
             if len(taken) == len(answers):
@@ -153,10 +153,9 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
             await settled(request, answer)
             answers.append(answer.result())
     except BaseException:
-        for waiting in taken:  # it gets none of them now, and all of them if it comes back
-            calls.abandon(waiting)
+        calls.abandon(taken, body.num_choices)  # it gets none of them now, and all of them if it comes back
         raise
-    calls.remember(taken, num_retries)
+    calls.remember(taken, body.num_choices, num_retries)
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]

@@ -204,10 +204,11 @@ class SessionServer:
         return self._open[self._named[name]]
 
     def _remember(self, name: tuple[str, str], session: _Session) -> None:
+        if len(self._named) >= MAX_NAMES:
+            ended = (each for each, id in self._named.items() if id not in self._open)
+            self._named.pop(next(ended, name), None)
         if name[1]:
             self._named[name] = session.offer["id"]
-        if len(self._named) > MAX_NAMES:
-            del self._named[next(each for each, id in self._named.items() if id not in self._open)]
 
     async def _pass_on(self, request: Request) -> Response:
         """Have the rollout of a named session answer a call of the policy."""

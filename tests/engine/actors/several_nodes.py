@@ -5,6 +5,7 @@ Run by test_several_nodes.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import Counter
@@ -13,18 +14,24 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import ray
+from httpx import AsyncClient
 from machine import wait_until
+from openai import AsyncOpenAI
 from ray import serve
 from ray._private import state
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group_table
 
+from actors.gateway.client import PolicyClient
+from actors.gateway.function import pair_of
 from actors.learning.ranks import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
@@ -77,18 +84,19 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         build_tokenizer([[{"role": "user", "content": "Hello."}]]).save_pretrained(folder)
         parts_live_where_their_settings_say(cluster, folder)
+        programs_reach_the_policy_at_their_node(cluster)
         nodes_sample_for_themselves(cluster, folder)
         serve.shutdown()
     ray.shutdown()
     cluster.shutdown()
 
 
-def started_fleet(config: FleetConfig) -> tuple[Any, TrajectoryStream]:
+def started_fleet(config: FleetConfig, pair: Pair = PAIR) -> tuple[Any, TrajectoryStream]:
     """A fleet of its full size that samples a script, and the stream that it fills."""
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
     fleet = RolloutFleet.options(**beside_driver()).remote(
-        PAIR, sampler, stream.queue.actor, RolloutLimits(), config
+        pair, sampler, stream.queue.actor, RolloutLimits(), config
     )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(config.num_actors))
@@ -142,6 +150,36 @@ def parts_live_where_their_settings_say(cluster: Cluster, folder: str) -> None:
         check_resources(compose(["recipe=calculator", "learner.nodes={big: 3}"]))
     with pytest.raises(ConfigError, match=r"with the labels \{'market': 'none'\}"):
         check_room(actor_options(PAIR, FleetConfig(nodes={"market": "none"})))
+    cluster.remove_node(node)
+
+
+async def call_from_another_machine(task: dict[str, Any], client: PolicyClient) -> float:
+    """Call the policy as a program of another machine does, and name the node in the message."""
+    variables = client.remote_environment
+    address, own = urlsplit(variables["OPENAI_BASE_URL"]).hostname, get_node_ip_address()
+    async with AsyncOpenAI(
+        base_url=variables["OPENAI_BASE_URL"],
+        api_key=client.api_key,
+        http_client=AsyncClient(trust_env=False),
+    ) as policy:
+        await policy.chat.completions.create(model="m", messages=[{"role": "user", "content": own}])
+    await asyncio.sleep(0.5)  # so that all actors play
+    return float(address == own)
+
+
+def programs_reach_the_policy_at_their_node(cluster: Cluster) -> None:
+    """The address that a program gets is that of the node which plays its rollout."""
+    node = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.2")
+    config = FleetConfig(num_actors=4)
+    fleet, stream = started_fleet(config, pair_of(None, None, call_from_another_machine, {}, {}))
+    wait_until(lambda: ray.get(fleet.status.remote()).num_ready == 4, 120)
+    ray.get(fleet.submit.remote(group_of("program", 8)))
+    played = list(stream.trajectories(8))
+    assert_played(played, "program", 8)
+    assert [each.reward for each in played] == [1.0] * 8
+    addresses = {each.steps[0].observation[0]["content"] for each in played}
+    assert addresses == {get_node_ip_address(), "127.0.0.2"}
+    ray.kill(fleet)
     cluster.remove_node(node)
 
 

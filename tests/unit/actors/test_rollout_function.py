@@ -487,8 +487,8 @@ def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
     asked = PolicyCall([{"role": "user", "content": "a"}])
 
     def answered(retries: int = 0, num_choices: int = 1) -> list[WaitingCall]:
-        taken = calls.earlier(asked, num_choices, retries) or [calls.take(asked) for _ in range(num_choices)]
-        calls.remember(taken, retries)
+        taken = calls.again(asked, num_choices, retries) or [calls.take(asked) for _ in range(num_choices)]
+        calls.remember(taken, num_choices, retries)
         return taken
 
     one, other = answered(), answered()
@@ -501,9 +501,8 @@ def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
     assert answered(retries=1, num_choices=2)[0] not in (*one, *other), "of as many choices only"
 
     lost = calls.take(asked)
-    calls.abandon(lost)
-    assert not calls.earlier(asked, 1, retries=1), "the one whose client has gone is it"
-    assert calls.take(asked) is lost
+    calls.abandon([lost], 1)
+    assert calls.again(asked, 1, try_number=1) == [lost], "the one whose client has gone is it"
     assert calls.unseen() == [] and calls.take(asked) not in (lost, *one, *other)
 
 

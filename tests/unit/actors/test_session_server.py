@@ -226,12 +226,38 @@ def test_names_of_ended_sessions_are_bounded(
     monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, server: SessionServer
 ) -> None:
     monkeypatch.setattr("actors.gateway.session_server.MAX_NAMES", 2)
+    others = [start() for _ in range(3)]
+    for number in range(3):
+        http.post("/sessions", headers={"x-session-id": f"open-{number}"})
+    assert len(server._named) == 3, "one that is open is never forgotten"
+    for number in range(3):
+        http.post(f"/sessions/open-{number}/reward", json={"error": "none"})
+    assert all(each.exception(30) is not None for each in others)
     for number in range(4):
         rollout = start()
         http.post("/sessions", headers={"x-session-id": f"name-{number}"})
         http.post(f"/sessions/name-{number}/reward", json={"error": "none"})
         assert rollout.exception(30) is not None
-    assert [name for _, name in server._named] == ["name-2", "name-3"]
+    assert [name for _, name in server._named] == ["name-1", "name-2", "name-3"]
+
+
+def test_name_is_that_of_its_key(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs with keys of their own have chosen the same name."""
+    keys = {name: f"a-key-of-the-{name}" for name in ("first", "second")}
+    monkeypatch.setenv(KEYS_VARIABLE, ",".join(f"{name}:{key}" for name, key in keys.items()))
+    server = SessionServer(port=0, silent_seconds=20)
+    with ThreadPoolExecutor(2) as threads:
+        rollouts = [threads.submit(play, server.rollout) for _ in keys]
+        opened = set()
+        for name, key in keys.items():
+            headers = {"authorization": f"Bearer {key}:run"}
+            with httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=30) as client:
+                opened.add(client.post("/sessions").json()["id"])
+                client.post("/v1/responses", json={"model": "m", "input": name})
+                assert client.post("/sessions/run/reward", json={"reward": 1}).status_code == 200
+        assert len(opened) == 2
+        words = {each.result(30).steps[0].observation[0]["content"] for each in rollouts}
+        assert words == set(keys)
 
 
 def test_calls_of_a_program_elsewhere_have_rewards_of_their_own(start: Any, http: httpx.Client) -> None:
