@@ -174,7 +174,7 @@ class RolloutFleet:
             env_class=self._factory.pair.env_class.__name__,
             needs={"CPU": options["num_cpus"], "memory": options["memory"] or 0} | options["resources"],
             failures=tuple(sorted(failures, key=lambda each: each.seconds)),
-            samplers=self._factory.samplers.by_node(),
+            samplers=self._factory.samplers.by_place(),
             stream=self._consumer,
         )
 

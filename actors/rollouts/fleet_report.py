@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import ray
 
+from actors.sampling.node_samplers import Place
 from actors.timing import NO_ACTOR_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class FleetReport:
     """Ray's resources that an actor takes."""
     failures: tuple[ActorFailure, ...]
     """Youngest one of each rollout actor that has failed, the youngest of all first."""
-    samplers: dict[str, ray.actor.ActorHandle]
-    """Sampling actors by their nodes (Ray's ids), the one beside the driver first."""
+    samplers: dict[Place, ray.actor.ActorHandle]
+    """Sampling actors by their places, the one beside the driver first."""
     stream: ray.actor.ActorHandle
     """The actor of the stream's queue."""

@@ -1,4 +1,7 @@
-"""Sampling actors of a fleet: the first beside the driver, and one on each other node with rollout actors."""
+"""Sampling actors of a fleet: the first beside the driver, and one on each other node with rollout actors.
+
+A node with more than ``PAIRS_PER_SAMPLER`` pairs has more of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 
 import ray
 from ray.exceptions import RayError
@@ -19,15 +23,22 @@ from policies.sampler import QueueStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
+PAIRS_PER_SAMPLER = 512
+"""Pairs of a node that one sampling actor serves: a request of each in a second is most of a core, with Ray's
+part."""
 UNUSED_SECONDS = 30.0
 """Seconds that a node's sampling actor outlives the last rollout actor there: the next may be on its way."""
+
+Place = tuple[str, int]
+"""Ray's id of a node, and the number of a sampling actor there."""
 
 
 @dataclass(eq=False, slots=True)
 class _NodeSampler:
-    """Sampling actor of a node, and the rollout actors there."""
+    """A sampling actor, and the pairs that it serves."""
 
-    starting: asyncio.Task[ray.actor.ActorHandle]
+    starting: asyncio.Task[ray.actor.ActorHandle] | None
+    """``None`` for the first one, which the program has started and ends."""
     handle: ray.actor.ActorHandle | None = None
     num_users: int = 0
     ending: asyncio.TimerHandle | None = None
@@ -36,44 +47,46 @@ class _NodeSampler:
 
 
 class NodeSamplers:
-    """Starts the sampling actor of a node with the first rollout actor there, and ends it after the last.
+    """Starts the sampling actors of a node with the first pairs there that need one, and ends them after the
+    last. A place is a node and the number of the sampling actor there.
 
     It lives in one asyncio loop. Ray starts an actor anew whose process has died; one on a lost node ends
     with it, as the rollout actors there do.
 
     Args:
-        first: the sampling actor of ``first_node``, which the program has started and ends.
-        first_node: Ray's id of that node.
+        first: the first sampling actor.
+        first_node: Ray's id of its node.
     """
 
     def __init__(self, first: ray.actor.ActorHandle, first_node: str) -> None:
-        self.first, self._first_node = first, first_node
-        self._others: dict[str, _NodeSampler] = {}
+        self.first = first
+        self._samplers = {(first_node, 0): _NodeSampler(None, first)}
 
     @contextmanager
     def used(self, node: str) -> Iterator[asyncio.Task[ray.actor.ActorHandle] | None]:
-        """The start of the sampling actor of ``node``, to be used in the block.
+        """The start of a sampling actor of ``node``, to be used by a pair in the block.
 
-        ``None`` on the first node: its rollout actors have that sampling actor from their own start on.
+        ``None`` for the first one: rollout actors have that from their own start on.
         """
-        if node == self._first_node:
-            yield None
-            return
-        if node not in self._others:
-            self._others[node] = _NodeSampler(asyncio.create_task(self._start(node)))
-        other = self._others[node]
-        other.num_users += 1
-        if other.ending is not None:
-            other.ending.cancel()
+        place = next(each for each in ((node, number) for number in count()) if self._has_room(each))
+        if place not in self._samplers:
+            self._samplers[place] = _NodeSampler(asyncio.create_task(self._start(place)))
+        sampler = self._samplers[place]
+        sampler.num_users += 1
+        if sampler.ending is not None:
+            sampler.ending.cancel()
         try:
-            yield other.starting
+            yield sampler.starting
         finally:
-            other.num_users -= 1
-            if not other.num_users:
-                other.ending = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._end, node)
+            sampler.num_users -= 1
+            if not sampler.num_users and sampler.starting is not None:
+                sampler.ending = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._end, place)
 
-    async def _start(self, node: str) -> ray.actor.ActorHandle:
-        """Start the sampling actor of ``node``. The first one stands in where that fails, or may not be.
+    def _has_room(self, place: Place) -> bool:
+        return place not in self._samplers or self._samplers[place].num_users < PAIRS_PER_SAMPLER
+
+    async def _start(self, place: Place) -> ray.actor.ActorHandle:
+        """Start the sampling actor of ``place``. The first one stands in where that fails, or may not be.
 
         A node may lack the tokenizer's files, which otherwise only the driver and the replicas need.
         """
@@ -81,7 +94,7 @@ class NodeSamplers:
             recipe = await self.first.recipe.remote()
             if recipe is None:
                 return self.first
-            sampler = start_actor(SamplerActor, recipe, **on_node(node))
+            sampler = start_actor(SamplerActor, recipe, **on_node(place[0]))
             try:
                 async with asyncio.timeout(SAMPLER_RESTART_SECONDS):
                     await sampler.status.remote()  # its process is up
@@ -91,33 +104,34 @@ class NodeSamplers:
         except (RayError, TimeoutError) as error:
             logger.warning(
                 "The sampling actor of node %s did not start; its rollouts use the one beside the driver: %r",
-                node,
+                place[0],
                 error,
             )
             return self.first
-        self._others[node].handle = sampler
+        self._samplers[place].handle = sampler
         return sampler
 
-    def _end(self, node: str) -> None:
-        other = self._others.pop(node)
-        other.starting.cancel()
-        if other.handle is not None:
-            ray.kill(other.handle)
+    def _end(self, place: Place) -> None:
+        sampler = self._samplers.pop(place)
+        assert sampler.starting is not None
+        sampler.starting.cancel()
+        if sampler.handle is not None:
+            ray.kill(sampler.handle)
 
     # -- all of them ---------------------------------------------------------------------------------
 
-    def by_node(self) -> dict[str, ray.actor.ActorHandle]:
-        """The sampling actors by Ray's ids of their nodes, the first one first."""
-        others = {node: other.handle for node, other in self._others.items() if other.handle is not None}
-        return {self._first_node: self.first, **others}
+    def by_place(self) -> dict[Place, ray.actor.ActorHandle]:
+        """The sampling actors, the first one first."""
+        return {place: each.handle for place, each in self._samplers.items() if each.handle is not None}
 
     async def cancel(self, session_id: str) -> None:
         """End what waits for this conversation, wherever it is sampled; a silent node is not waited for."""
-        await _answers(each.cancel.remote(session_id) for each in self.by_node().values())
+        await _answers(each.cancel.remote(session_id) for each in self.by_place().values())
 
     async def other_statuses(self) -> list[QueueStatus]:
         """The counts of all but the first: the last ones of those that do not answer."""
-        others = [(each, each.handle) for each in self._others.values() if each.handle is not None]
+        known = list(self._samplers.values())[1:]
+        others = [(each, each.handle) for each in known if each.handle is not None]
         answers = await _answers(handle.status.remote() for _, handle in others)
         for (each, _), status in zip(others, answers, strict=True):
             each.status = status or each.status

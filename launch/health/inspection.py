@@ -45,13 +45,14 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
     fleet: FleetReport | None = answers.get("the fleet")
     calls = {}
 
-    def place(node: str) -> str:
+    def place(node: str, number: int) -> str:
         """Words that name a sampling actor other than that beside the driver."""
-        is_first = fleet is None or node == next(iter(fleet.samplers))
-        return "" if is_first else f" on {hosts.get(node, 'a lost machine')}, node {node[:8]}"
+        is_first = fleet is None or (node, number) == next(iter(fleet.samplers))
+        words = f" on {hosts.get(node, 'a lost machine')}, node {node[:8]}"
+        return "" if is_first else f"{words}, number {number + 1}" if number else words
 
     if fleet is not None:
-        samplers = {place(node): sampler for node, sampler in fleet.samplers.items()}
+        samplers = {place(*of): sampler for of, sampler in fleet.samplers.items()}
         calls = {f"the sampling actor{name}": each.waiting.remote() for name, each in samplers.items()}
         calls |= {f"the queue of requests{name}": each.status.remote() for name, each in samplers.items()}
         calls["the stream's queue"] = fleet.stream.qsize.remote()

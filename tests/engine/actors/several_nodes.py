@@ -199,7 +199,7 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
     service.start(num_actors)
     fleet = service._fleet
     wait_until(lambda: ray.get(fleet.status.remote()).num_ready == num_actors, 120)
-    samplers = ray.get(fleet.report.remote()).samplers
+    samplers = {node: sampler for (node, _), sampler in ray.get(fleet.report.remote()).samplers.items()}
     assert list(samplers) == [own, other]
 
     def order(name: str, count: int) -> Iterator[Trajectory]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,11 +77,29 @@ async def test_nodes_share_one_start_and_the_first_needs_none(monkeypatch: pytes
     with samplers.used(A) as nothing, samplers.used(B) as one, samplers.used(B) as other:
         assert nothing is None and one is other and one is not None
         assert await one is started.by_node[B]
-        assert list(samplers.by_node().values()) == [first, started.by_node[B]]
+        assert list(samplers.by_place().values()) == [first, started.by_node[B]]
         assert await samplers.other_statuses() == [QueueStatus(1, 2, {})]
         await samplers.cancel("a rollout")
         assert first.cancelled == started.by_node[B].cancelled == ["a rollout"]
     assert list(started.by_node) == [B]
+
+
+async def test_node_of_many_pairs_has_more_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its number of pairs at the most. A later pair takes the first place that is free."""
+    started = Started(monkeypatch)
+    monkeypatch.setattr(node_samplers, "PAIRS_PER_SAMPLER", 2)
+    first: Any = StandIn()
+    samplers = NodeSamplers(first, A)
+    with ExitStack() as pairs:
+        used = [pairs.enter_context(samplers.used(node)) for node in (A, A, A, B, B, B)]
+        assert used[0] is used[1] is None and used[3] is used[4]
+        others = [await each for each in used if each is not None]
+        assert len(set(map(id, others))) == 3 and first not in others
+        assert list(samplers.by_place()) == [(A, 0), (A, 1), (B, 0), (B, 1)]
+        assert len(await samplers.other_statuses()) == 3
+    with samplers.used(A) as starting:
+        assert starting is None
+    assert list(started.by_node) == [A, B]
 
 
 @pytest.mark.slow
@@ -97,7 +116,7 @@ async def test_node_without_rollout_actors_loses_its_sampler(monkeypatch: pytest
         await asyncio.sleep(0.2)
         assert not started.by_node[B].is_killed
     await asyncio.sleep(0.3)
-    assert started.by_node[B].is_killed and list(samplers.by_node()) == [A]
+    assert started.by_node[B].is_killed and list(samplers.by_place()) == [(A, 0)]
     assert not first.is_killed
 
 
@@ -108,7 +127,7 @@ async def test_first_stands_in_where_another_does_not_start(monkeypatch: pytest.
     samplers = NodeSamplers(first, A)
     with samplers.used(B) as starting:
         assert starting is not None and await starting is first
-        assert list(samplers.by_node()) == [A]
+        assert list(samplers.by_place()) == [(A, 0)]
 
 
 async def test_first_stands_in_where_another_start_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
