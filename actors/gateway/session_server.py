@@ -181,7 +181,7 @@ class SessionServer:
             taking = asyncio.ensure_future(self._waiting.get())
             try:
                 if not await settled(request, taking, ANSWER_SECONDS):
-                    return None
+                    return self._open.get(self._named.get(name, ""))  # another request may have taken one
             except RequestError:
                 if taking.done():
                     self._waiting.put_nowait(taking.result())

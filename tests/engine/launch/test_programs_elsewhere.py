@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 from machine import free_port
-from shown_programs import PLAY
+from ray.cloudpickle import register_pickle_by_value
+from shown_programs import PLAY, SOLVE
 
 from actors.serving.keys import KEYS_VARIABLE
 from launch.recipes.task_file import workload_of
@@ -71,3 +73,34 @@ def test_programs_elsewhere_are_trained(
         assert sample.num_sampled_tokens > 0 and len(each.steps) == 2
         assert each.reward == (each.task["ground_truth"] in each.steps[1].model_response)
     assert {each.reward for each in trajectories} == {0.0, 1.0}
+
+
+def test_program_of_the_guide_is_trained_by_its_third_step(
+    ray_cluster: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``workload=my_program``, with the page's own words: one update of the function's conversations."""
+    (tmp_path / "my_program.py").write_text(SOLVE)
+    monkeypatch.syspath_prepend(tmp_path)
+    register_pickle_by_value(importlib.import_module("my_program"))  # this Ray is older than the file
+    config = compose(
+        [
+            "workload=my_program",
+            f"model.path={tiny_model}",
+            f"run.directory={tmp_path / 'run'}",
+            "run.num_steps=1",
+            "rollout.groups_per_step=2",
+            "rollout.group_size=2",
+            "rollout.max_steps=3",
+            "rollout.max_response_tokens=32",
+            "fleet.num_actors=2",
+            "learner.mini_batch_size=4",
+        ]
+    )
+    run_training(config, workload_of(config))
+
+    assert [each["step"] for each in read_metrics(tmp_path / "run") if "learn/loss" in each] == [1]
+    trajectories = [each.trajectory for each in read_kept(tmp_path / "run", TRAIN, 1)]
+    assert len(trajectories) == 4
+    for each in trajectories:
+        assert not each.failed and len(training_samples(each)) == 1
+        assert str(each.task["question"]).startswith("What do")

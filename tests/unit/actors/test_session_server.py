@@ -172,6 +172,21 @@ def test_calls_of_one_name_at_once_take_one_task(
 
 
 @pytest.mark.slow
+def test_name_that_another_request_has_opened_is_found(
+    monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    """Of two that wait for the only task one gets it, and the other one the same session."""
+    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 1.0)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(http.post, "/sessions", headers={"x-session-id": "a"}) for _ in range(2)]
+        time.sleep(0.2)
+        rollout = start()
+        assert len({each.result(30).json()["id"] for each in waiting}) == 1
+    http.post("/sessions/a/reward", json={"error": "none"})
+    assert rollout.exception(30) is not None
+
+
+@pytest.mark.slow
 def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: SessionServer) -> None:
     def slow(messages: list[Message]) -> str:
         time.sleep(1.0)
