@@ -18,6 +18,14 @@ PLAIN_TYPES = {str, int, float, bool, type(None)}
 TEXT = {str}
 
 
+def picture_of(part: Any) -> Any:
+    """Return the picture in a part of a message's content, as an address; ``None`` for another part."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return None
+    address = part.get("image_url")
+    return address.get("url") if isinstance(address, dict) else address
+
+
 class MessageTable:
     """The messages of a trajectory, each stored once; a conversation is the sequence of their numbers."""
 

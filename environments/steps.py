@@ -43,6 +43,8 @@ class Completion:
     or are empty. Such a completion can be scored but not trained on."""
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as the server counted them, where it did not return their ids."""
+    pictures: tuple[str, ...] = ()
+    """Pictures of the prompt, as the messages have them, in order: their tokens' ids do not show them."""
 
     def __post_init__(self) -> None:
         prompt, answer = stored(self, "prompt_ids"), stored(self, "completion_ids")
@@ -93,7 +95,8 @@ class Completion:
 
     def extends(self, earlier: Completion) -> bool:
         """Return whether the prompt goes on where ``earlier`` has ended, token by token."""
-        return self.num_repeated(earlier) == earlier.tokens.size
+        shown = self.pictures[: len(earlier.pictures)] == earlier.pictures
+        return shown and self.num_repeated(earlier) == earlier.tokens.size
 
     def without_beginning(self, num_ids: int) -> Completion:
         """The same completion, as if its prompt began after ``num_ids`` ids."""

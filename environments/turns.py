@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import accumulate, pairwise, starmap
@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from environments.columns import narrow, packed, stored_in_each, unpacked, widened
-from environments.messages import Conversation, Json, MessageTable, is_plain, plain_json
+from environments.messages import Conversation, Json, MessageTable, is_plain, json_key, picture_of, plain_json
 from environments.prefix_tree import PrefixTree, Span
 from environments.steps import Completion, Played, Step, shared_parts
 
@@ -31,10 +31,12 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
 _JOINED = ("logprobs", "token_versions")
 _ARRAYS = ("tokens", *_JOINED)
 """Columns of completions whose numbers are in ``Turns._arrays``."""
-_OWN_FORM = {"chat_completions", "completion", "prompt_ids", "completion_ids", *_JOINED}
+_OWN_FORM = {"chat_completions", "completion", "prompt_ids", "completion_ids", "pictures", *_JOINED}
 """Fields of a turn and its completion that are no plain columns."""
 _TEXTS = {"thought", "action", "observation", "model_response", "text"}
 """Fields that mostly hold what a message holds."""
+_CONTENTS = {str, list}
+"""Types of a message's content: a text, or parts."""
 _ATTRIBUTES = {*names_of(Step), "_conversation"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -145,9 +147,9 @@ class _Shared:
         """The columns."""
         messages = self._messages if self.is_plain else plain_json(self._messages)
         contents = {
-            text: number
+            text if type(text) is str else json_key(text): number
             for number, message in enumerate(messages)
-            if type(message) is dict and type(text := message.get("content")) is str
+            if type(message) is dict and type(text := message.get("content")) in _CONTENTS
         }
         answers = stored_in_each(self._completions, "completion_ids")
         tokens, ids = _described(answers)
@@ -162,11 +164,24 @@ class _Shared:
                 "prompt_sizes": [each.start for each in answers],
                 **{name: [*map(len, arrays)] for name, arrays in joined.items()},
                 **self._written(self._sampled, contents),
+                **self._pictures(),
             },
         }
         return Turns(encoded(columns), (narrow(ids), *map(_joined, joined.values())))
 
-    def _written(self, columns: Mapping[str, Sequence[Any]], contents: Mapping[str, int]) -> Json:
+    def _pictures(self) -> Json:
+        """A column of the completions' pictures, if there are any: places in the messages, or themselves."""
+        if not any(each.pictures for each in self._completions):
+            return {}
+        places = {
+            picture: [number, place]
+            for number, message in enumerate(self._messages)
+            for place, part in enumerate(message.get("content") or ())
+            if (picture := picture_of(part)) is not None
+        }
+        return {"pictures": [[places.get(one, one) for one in each.pictures] for each in self._completions]}
+
+    def _written(self, columns: Mapping[str, Sequence[Any]], contents: Mapping[Hashable, int]) -> Json:
         if not self.is_plain:
             columns = {name: plain_json(column) for name, column in columns.items()}
         return {
@@ -188,9 +203,14 @@ def _lists(values: Sequence[Any]) -> list[Any]:
     return [list(each) if type(each) is tuple else each for each in values]
 
 
-def _texts(values: Sequence[Any], contents: Mapping[str, int]) -> list[Any]:
+def _texts(values: Sequence[Any], contents: Mapping[Hashable, int]) -> list[Any]:
     """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
-    return [contents.get(each, [each]) if type(each) is str else [each] for each in values]
+    return [
+        contents.get(each if type(each) is str else json_key(each), [each])
+        if type(each) in _CONTENTS
+        else [each]
+        for each in values
+    ]
 
 
 def _described(spans: Sequence[Span]) -> tuple[Json, array[int]]:
@@ -240,9 +260,19 @@ def _completions(columns: Json, arrays: Sequence[array[Any]]) -> list[Completion
     for name in ("tool_calls", "usage"):
         own[name] = [each if each is None else tuple(each) for each in own[name]]
     values = _rows(own, names_of(Completion), columns["messages"])
+    if "pictures" in own:
+        values = (
+            {**each, "pictures": tuple(_picture(one, columns["messages"]) for one in row)}
+            for each, row in zip(values, own["pictures"], strict=True)
+        )
     rows = zip(spans, own["prompt_sizes"], *parts, values, strict=True)
     completions = dict(zip(own["turns"], starmap(Completion.of, rows), strict=True))
     return [*map(completions.get, range(len(columns["info"])))]
+
+
+def _picture(stored: Any, messages: Sequence[Any]) -> Any:
+    """The picture at a place in the messages, or itself."""
+    return stored if isinstance(stored, str) else picture_of(messages[stored[0]]["content"][stored[1]])
 
 
 def _rows(columns: Json, names: Iterable[str], messages: Sequence[Any]) -> Iterator[Json]:

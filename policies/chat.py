@@ -18,6 +18,7 @@ from environments.types import Message
 from policies.chat_template import PROBE, ChatTemplate
 from policies.encoding import PieceEncoder, SizedCache
 from policies.guard import GUARD, Guard
+from policies.pictures import picture_reader, split_pictures
 from policies.sampler import SampleRequest, Turn, check_prompt_length
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ChatRenderer:
 
     Where a user's or a tool's text holds the name of a control token, such as ``<|im_end|>``, it stays text:
     nobody outside can end a turn, or begin one of the system's. A conversation of which the template drops
-    something is an error.
+    something is an error. Pictures are read where the tokenizer's folder has a model that does.
 
     Args:
         tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
@@ -77,7 +78,13 @@ class ChatRenderer:
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer, Guard(tokenizer), chat_template_kwargs or {})
+        self._pictures = picture_reader(tokenizer.name_or_path)
+        self.template = ChatTemplate(
+            tokenizer,
+            Guard(tokenizer),
+            chat_template_kwargs or {},
+            reads_pictures=self._pictures is not None,
+        )
         self._encoder = PieceEncoder(tokenizer)
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
@@ -91,7 +98,11 @@ class ChatRenderer:
         """
         from jinja2 import TemplateError
 
-        if unseen := self.template.unseen(request.messages, request.tools):
+        try:
+            messages, pictures = self._split(request.messages)
+        except ValueError as error:
+            raise AgentError(f"A message of the agent is refused: {error}.") from error
+        if unseen := self.template.unseen(messages, request.tools):
             raise AgentError(
                 f"The chat template of {self.template.name!r} shows no {unseen}: let messages of a role "
                 "that it shows hold their texts, as ToolAgent(tools_in='system') does for tools."
@@ -99,7 +110,7 @@ class ChatRenderer:
         limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
         most = min(limits, default=None)
         try:
-            prompt_ids = self._prompt(request.messages, request.previous, request.tools, most)
+            prompt_ids = self._prompt(messages, pictures, request.previous, request.tools, most)
         except PromptTooLongError as error:
             raise PromptTooLongError(
                 f"{error} Its limits are max_prompt_tokens={request.max_prompt_tokens} and "
@@ -108,7 +119,7 @@ class ChatRenderer:
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
                 f"The chat template of {self.template.name!r} rejects the agent's messages "
-                f"({self.template.rejected(request.messages, request.tools)}: {error}): change their roles, "
+                f"({self.template.rejected(messages, request.tools)}: {error}): change their roles, "
                 "order or content as it expects."
             ) from error
         check_prompt_length(len(prompt_ids), request)
@@ -130,11 +141,15 @@ class ChatRenderer:
         Raises:
             PromptTooLongError: ``max_tokens`` cannot hold it. It may still have more than these.
         """
-        return self._prompt(messages, previous, tools, max_tokens).tolist()
+        return self._prompt(*self._split(messages), previous, tools, max_tokens).tolist()
+
+    def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[str, ...]]:
+        return (messages, ()) if self._pictures is None else split_pictures(messages)
 
     def _prompt(
         self,
-        messages: list[Message],
+        messages: Sequence[Message],
+        pictures: Sequence[str],
         previous: Turn | None,
         tools: list[dict[str, Any]] | None,
         max_tokens: int | None,
@@ -142,8 +157,23 @@ class ChatRenderer:
         text = self.template.render(messages, tools)
         if max_tokens is not None:
             self.check_length(text, max_tokens)
-        extended = None if previous is None else self._extend(previous, text)
-        return self._encoder.encode(text) if extended is None else extended
+        extended = None if previous is None else self._extend(previous, text, pictures)
+        return self._encoded(text, pictures) if extended is None else extended
+
+    def _encoded(self, text: str, pictures: Sequence[str]) -> array[int]:
+        """The token ids of a text with these pictures."""
+        if self._pictures is None:
+            return self._encoder.encode(text)
+        first, *others = text.split(self._pictures.token)
+        if len(others) != len(pictures):
+            raise ValueError(
+                f"{len(pictures)} pictures are shown as {len(others)} {self._pictures.token}: the template "
+                "has to write one for each part of the type 'image', and no text of the program's own may"
+            )
+        ids = self._encoder.encode(first)
+        for picture, part in zip(pictures, others, strict=True):
+            ids += self._pictures.ids(picture) + self._encoder.encode(part)
+        return ids
 
     def continuation_ids(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, max_tokens: int
@@ -254,11 +284,12 @@ class ChatRenderer:
             self._answers.put(key, text, sys.getsizeof(key) + sys.getsizeof(text))
         return text
 
-    def _extend(self, previous: Turn, text: str) -> array[int] | None:
+    def _extend(self, previous: Turn, text: str, pictures: Sequence[str]) -> array[int] | None:
         """The tokens of ``previous`` and of the rest of ``text``; ``None`` if ``text`` does not continue it.
 
         The texts are compared: ``text`` has to start with the prompt and the completion of ``previous``, and
-        where the model ended its message, the template has to end it with the same token.
+        where the model ended its message, the template has to end it with the same token. So are pictures,
+        which no text shows.
         """
         completion = previous.completion
         if not completion.answer_size:
@@ -267,10 +298,11 @@ class ChatRenderer:
         answer = self._answer(ids[completion.prompt_size :])
         if text.rfind(answer) < 0:  # stripped: to find the text before would take longer
             return None
-        known = self.template.render(previous.messages, previous.tools) + answer
-        if not text.startswith(known):
+        messages, earlier = self._split(previous.messages)
+        known = self.template.render(messages, previous.tools) + answer
+        if not text.startswith(known) or pictures[: len(earlier)] != earlier:
             return None
-        new_ids = self._encoder.encode(text[len(known) :])
+        new_ids = self._encoded(text[len(known) :], pictures[len(earlier) :])
         if ids[-1] in self._end_ids:
             if new_ids[:1] != ids[-1:]:
                 return None

@@ -18,6 +18,7 @@ from environments.thoughts import MARKS, opened_thought, split_thought
 from environments.types import Message
 from policies.encoding import SizedCache
 from policies.guard import Guard
+from policies.pictures import PLACE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,6 +59,8 @@ class ChatTemplate:
         guard: of its tokens.
         options: variables of the template beside messages and tools, such as ``{"enable_thinking": False}``.
         own_roles: the roles whose texts name control tokens on purpose; in all others they stay text.
+        reads_pictures: whether messages have ``PLACE`` for pictures. Templates of such models may write texts
+            only where they are parts of a content.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ChatTemplate:
         guard: Guard,
         options: Mapping[str, Any],
         own_roles: Collection[str] = OWN_ROLES,
+        reads_pictures: bool = False,
     ) -> None:
         self.name = tokenizer.name_or_path
         self._tokenizer = tokenizer
@@ -84,6 +88,10 @@ class ChatTemplate:
         self._dates = _date_formats(self.text)
         self._texts: SizedCache[bytes, str] = SizedCache(TEXTS_BYTES)
         """Texts of conversations: the next prompt is compared with that of the turn before."""
+        self._reads_pictures, self._in_parts = reads_pictures, False
+        if reads_pictures:
+            shown = self._attempt([{"role": "user", "content": PROBE}], None, CALL_FORMS[0])
+            self._in_parts = PROBE not in (shown or "")
 
     def for_client(self, options: Mapping[str, Any]) -> ChatTemplate:
         """The template for a client's messages, of which no role is ours, with options besides its own.
@@ -94,7 +102,7 @@ class ChatTemplate:
         own = {**self._options, **{name: self._guard.guarded(each) for name, each in options.items()}}
         if own == self._options and not self._own_roles:
             return self
-        return ChatTemplate(self._tokenizer, self._guard, own, own_roles=())
+        return ChatTemplate(self._tokenizer, self._guard, own, (), self._reads_pictures)
 
     @property
     def text(self) -> str:
@@ -233,7 +241,7 @@ class ChatTemplate:
     ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                [_in_form(message, form) for message in messages],
+                [_in_form(message, form, self._in_parts) for message in messages],
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=for_an_answer,
@@ -253,9 +261,16 @@ class ChatTemplate:
                 message = {"reasoning_content": thought, **message, "content": answer.lstrip("\n")}
             elif thought:
                 but = {*MARKS, *MARKS.values()}
-        return {
-            name: each if name == "role" else self._guard.guarded(each, but) for name, each in message.items()
-        }
+        return {name: self._guarded_field(name, each, but) for name, each in message.items()}
+
+    def _guarded_field(self, name: str, value: Any, but: Collection[str]) -> Any:
+        if name == "role":
+            return value
+        if name == "content" and isinstance(value, list):  # the types of its parts are no texts of strangers
+            return [
+                each if each is PLACE else _text_part(self._guard.guarded(each["text"])) for each in value
+            ]
+        return self._guard.guarded(value, but)
 
     @functools.cached_property
     def shows_thoughts(self) -> bool:
@@ -290,6 +305,9 @@ class _Probe:
             message = {**message, "tool_calls": calls}
         if isinstance(content, str) and content.strip():
             message = {**message, "content": self._word(what)}
+        elif isinstance(content, list):
+            parts = [each if each is PLACE else _text_part(self._word(what)) for each in content]
+            message = {**message, "content": parts}
         return message
 
     def _called(self, call: Any, what: str) -> Any:
@@ -310,31 +328,41 @@ def _kinds(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator
     """Return what of a conversation its template may treat each in a way of its own."""
     roles = [None, *(str(message.get("role")) for message in messages), None]
     for index, message in enumerate(messages):
-        yield (*roles[index : index + 3], bool(message.get("content")), bool(message.get("tool_calls")))
+        content, has_calls = message.get("content"), bool(message.get("tool_calls"))
+        yield (*roles[index : index + 3], bool(content), isinstance(content, list), has_calls)
     if tools:
         yield ("tools", *roles[1:3])
 
 
 def _plain(message: Message) -> Message:
-    """The message with its parts of text as one text, and the arguments of its calls as objects.
+    """The message with its parts of text as one text, unless pictures stand between them, and the arguments
+    of its calls as objects.
 
     OpenAI has JSON text there; templates write JSON.
 
     Raises:
-        ValueError: a part is an image, for example. Some templates would leave it out, others write its JSON.
+        ValueError: a part is an image that the model does not read, for example. Some templates would leave
+            it out, others write its JSON.
     """
     content = message.get("content")
     if isinstance(content, list):
-        if others := [part for part in content if not _is_text(part)]:
+        if others := [part for part in content if not (_is_text(part) or part is PLACE)]:
             raise ValueError(
-                f"a part of its content is {others[0]!r:.90}, and policies read text only: write it as "
-                '{"type": "text", "text": ...}, or leave it out'
+                f"a part of its content is {others[0]!r:.90}, and is no text that this model reads: "
+                'write it as {"type": "text", "text": ...}, or leave it out'
             )
-        message = {**message, "content": "\n".join(part["text"] for part in content)}
+        if not any(part is PLACE for part in content):
+            message = {**message, "content": "\n".join(part["text"] for part in content)}
     return _with_arguments(message, _parsed) if message.get("tool_calls") else message
 
 
-def _in_form(message: Message, form: CallForm) -> Message:
+def _text_part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _in_form(message: Message, form: CallForm, in_parts: bool) -> Message:
+    if in_parts and isinstance(content := message.get("content"), str):
+        message = {**message, "content": [_text_part(content)]}
     if not message.get("tool_calls"):
         return message
     if form.arguments_as_text:

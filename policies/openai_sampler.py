@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.thoughts import is_unfinished, with_opening
 from environments.types import Completion
+from policies.pictures import pictures_of
 from policies.sampler import (
     Sampler,
     SamplerDefaults,
@@ -229,6 +230,7 @@ class OpenAISampler(Sampler):
                 policy_version=int(response.get("policy_version") or 0),
                 token_versions=tuple(choice.get("token_versions") or ()),
                 tool_calls=tuple(dict(call) for call in message.get("tool_calls") or ()),
+                pictures=() if self._renderer is None else pictures_of(request.messages),
             )
             tokens, usage = _engine_tokens(response, choice), _usage(response)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

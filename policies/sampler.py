@@ -148,7 +148,8 @@ class TokenRequest:
     """A completion to sample: prompt ids [P], and the oldest policy version that may do it.
 
     ``session_id`` is the conversation's: requests of the same one go to the replica that holds the prefix.
-    With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer.
+    With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer. ``pictures`` are
+    those that the prompt has tokens for, in order.
     """
 
     prompt_ids: Sequence[int]
@@ -157,6 +158,7 @@ class TokenRequest:
     session_id: str = ""
     tool_parser: str | None = None
     tools: Sequence[dict[str, Any]] | None = None
+    pictures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

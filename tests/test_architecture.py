@@ -101,6 +101,7 @@ LARGE_CLASSES = {
     "policies.learning.algorithm.Algorithm": (25, 0),  # all settings of an algorithm, decided
     "policies.engines.vllm.VLLMEngine": (21, 9),
     "environments.rewards.code.rpc_client.RpcClient": (16, 5),
+    "policies.learning.samples.TrainingSample": (15, 8),  # the columns of a sequence
     "policies.openai_sampler.OpenAISampler": (15, 3),
     "policies.learning.verl.cpu_platform.CPUPlatform": (0, 23),  # verl's interface
     "actors.rollouts.service.RolloutService": (9, 13),

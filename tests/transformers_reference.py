@@ -59,3 +59,21 @@ def token_logprobs(
     logits = model(torch.tensor([[*prompt_ids, *response_ids]]), use_cache=False).logits[0]
     logprobs = (logits[len(prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
     return logprobs.gather(-1, torch.tensor(response_ids).unsqueeze(-1)).squeeze(-1)
+
+
+def logprobs_of_pictures(model: Any, folder: Path, turn: Any) -> torch.Tensor:
+    """log p of each token of an answer to a prompt with pictures, by the model and its own processor,
+    differentiable. The token that stands for pictures is never sampled.
+    """
+    from transformers import Idefics3Processor
+
+    from policies.pictures import open_picture
+
+    processor = Idefics3Processor.from_pretrained(folder)
+    images = [open_picture(each) for each in turn.pictures]
+    pixels = processor.image_processor([images], return_tensors="pt")
+    ids = torch.tensor([[*turn.prompt_ids, *turn.completion_ids]])
+    logits = model(input_ids=ids, **pixels, use_cache=False).logits[0, turn.prompt_size - 1 : -1]
+    places = torch.tensor([processor.image_token_id])
+    logprobs = logits.index_fill(-1, places, -torch.inf).log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(turn.completion_ids)[:, None])[:, 0]

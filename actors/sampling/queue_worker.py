@@ -127,7 +127,7 @@ class QueueWorker:
         answer: TokenOutput | Exception
         try:
             with self._engine.in_flight(request.prompt_ids, request.params):
-                output = await self._engine.generate(request.prompt_ids, request.params)
+                output = await self._engine.generate(request.prompt_ids, request.params, request.pictures)
             answer = self._read_calls(request, output)
         except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to end with it
             try:

@@ -16,6 +16,7 @@ from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueu
 from environments.errors import AgentError
 from environments.thoughts import is_unfinished
 from environments.types import Completion
+from policies.pictures import pictures_of
 from policies.sampler import (
     QueueStatus,
     Sampler,
@@ -83,6 +84,7 @@ class ServeSampler(Sampler):
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
         prompt_ids = self._renderer.request_ids(request)
+        pictures = pictures_of(request.messages)
         params = request.params_within(len(prompt_ids))
         output = await self.sample_tokens(
             TokenRequest(
@@ -92,6 +94,7 @@ class ServeSampler(Sampler):
                 request.session_id,
                 request.tool_parser,
                 request.tools if request.tool_parser else None,
+                pictures,
             )
         )
         text = self._renderer.completion_text(prompt_ids, output.token_ids)
@@ -105,6 +108,7 @@ class ServeSampler(Sampler):
             policy_version=output.policy_version,
             token_versions=output.token_versions,
             tool_calls=() if is_unfinished(text) else output.tool_calls,
+            pictures=pictures,
         )
 
     async def sample_tokens(self, request: TokenRequest) -> TokenOutput:

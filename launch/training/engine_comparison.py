@@ -39,6 +39,7 @@ class LogprobProbe:
     def __init__(self, sample: Callable[[TokenRequest], ray.ObjectRef], temperature: float) -> None:
         self._sample, self._temperature = sample, temperature
         self._prompt_ids: tuple[int, ...] = ()
+        self._pictures: tuple[str, ...] = ()
         self.policy = ""
         """Name of the policy whose continuation was requested."""
         self._answer: ray.ObjectRef | None = None
@@ -55,11 +56,14 @@ class LogprobProbe:
         rollouts = (trajectory for group in groups for trajectory in group.trajectories)
         turns = (turn for rollout in rollouts for turn in rollout.completions if turn.prompt_size)
         if (first := next(turns, None)) is not None:
-            self._prompt_ids, self.policy = first.prompt_ids, first.policy
+            self._prompt_ids, self._pictures = first.prompt_ids, first.pictures
+            self.policy = first.policy
             params = SamplingParams(
                 temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version, policy=first.policy
             )
-            self._answer = self._sample(TokenRequest(self._prompt_ids, params, min_version=version))
+            self._answer = self._sample(
+                TokenRequest(self._prompt_ids, params, min_version=version, pictures=self._pictures)
+            )
 
     def take(self, version: int) -> list[TrainingSample]:
         """The sample, if it is there and all of it is by ``version``; once only.
@@ -85,6 +89,7 @@ class LogprobProbe:
             loss_mask=(1,) * len(output.token_ids),
             rollout_logprobs=output.logprobs,
             policy_version=version,
+            pictures=self._pictures,
         )
         return [sample]
 

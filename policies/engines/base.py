@@ -46,6 +46,8 @@ class Engine(ABC):
 
     takes_options: ClassVar[bool] = False
     """True where it acts on ``SamplingParams.options``. If not, asking for one is an error."""
+    takes_pictures: ClassVar[bool] = False
+    """True where ``sample`` has the argument ``pictures``. If not, a prompt with any is an error."""
 
     version: int = 0
     """Version of the weights that sample now. A replica that starts from a checkpoint sets the
@@ -91,7 +93,11 @@ class Engine(ABC):
 
     @abstractmethod
     def sample(
-        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        in_pieces: bool,
+        pictures: Sequence[str] = (),
     ) -> AsyncGenerator[TokenOutput, None]:
         """Sample one completion: as one output, or ``in_pieces`` as its tokens are sampled.
 
@@ -103,15 +109,24 @@ class Engine(ABC):
             SamplerError: the engine has failed, and ``check_alive`` says so too.
         """
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, pictures: Sequence[str] = ()
+    ) -> TokenOutput:
         """Sample one completion as one output. Raises as ``stream`` does."""
-        async with aclosing(self.stream(prompt_ids, params, in_pieces=False)) as outputs:
+        async with aclosing(self.stream(prompt_ids, params, False, pictures)) as outputs:
             return await anext(outputs)
 
     async def stream(
-        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        in_pieces: bool = True,
+        pictures: Sequence[str] = (),
     ) -> AsyncGenerator[TokenOutput, None]:
         """Stream one completion as its tokens are sampled, or as one output.
+
+        Args:
+            pictures: those that the prompt has tokens for, in order.
 
         Raises:
             ConfigError: this request is impossible.
@@ -120,8 +135,11 @@ class Engine(ABC):
             LogprobError: a log-probability of the answer is not finite.
         """
         self._check_params(params)
+        if pictures and not self.takes_pictures:
+            raise ConfigError(f"{type(self).__name__} takes no pictures: leave them out of the messages.")
         output = None
-        async with aclosing(self.sample(prompt_ids, params, in_pieces)) as outputs:
+        shown = {"pictures": pictures} if pictures else {}
+        async with aclosing(self.sample(prompt_ids, params, in_pieces, **shown)) as outputs:
             async for output in outputs:
                 yield self._checked(output)
         if output is None:

@@ -35,6 +35,7 @@ from policies.engines.vllm_settings import (
 )
 from policies.engines.weights import WeightBucket, WholeTensors
 from policies.imports import large_imports
+from policies.pictures import TOKEN_BIAS, open_picture, picture_reader
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig, adapter_config
 
@@ -57,6 +58,7 @@ class VLLMEngine(Engine):
     serves_adapters = True
     keeps_structure = True
     takes_options = True
+    takes_pictures = True
 
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:
         for name, value in environment(config).items():
@@ -72,6 +74,7 @@ class VLLMEngine(Engine):
         self._start = time.monotonic()
         self._counted = EngineStats()
         self._failure: BaseException | None = None
+        self._pictures = picture_reader(model_path)
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,7 +142,11 @@ class VLLMEngine(Engine):
             raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
 
     async def sample(
-        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        in_pieces: bool,
+        pictures: Sequence[str] = (),
     ) -> AsyncGenerator[TokenOutput, None]:
         room = self.max_model_tokens - len(prompt_ids)
         if room < 1:
@@ -150,15 +157,19 @@ class VLLMEngine(Engine):
         if params.adapter not in self._adapters:
             names = ", ".join(str(name) for name in self._adapters)
             raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
+        ids = list(prompt_ids)
+        prompt = self._prompt(ids, pictures)
         self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
         try:
             vllm_params = _vllm_params(params, room, in_pieces)
+            if self._pictures is not None:
+                vllm_params.logit_bias = {self._pictures.token_id: TOKEN_BIAS}
         except ValueError as error:
             raise ConfigError(f"vLLM rejects the sampling parameters: {error}") from error
-        running = _Running(list(prompt_ids), vllm_params, self._adapters[params.adapter])
+        running = _Running(ids, prompt, vllm_params, self._adapters[params.adapter])
         finished = False
 
         def add() -> None:
@@ -182,6 +193,17 @@ class VLLMEngine(Engine):
             self._outputs.pop(request_id, None)
             if not finished:  # the caller has gone away: end the request
                 self._inbox.put(lambda: self._abort(request_id))
+
+    def _prompt(self, prompt_ids: list[int], pictures: Sequence[str]) -> dict[str, Any]:
+        """The prompt as vLLM takes it: with pictures it makes their tokens itself."""
+        if not pictures:
+            return {"prompt_token_ids": prompt_ids}
+        if self._pictures is None:
+            raise ConfigError("The model of this server reads text only: leave pictures out of the messages.")
+        return {
+            "prompt_token_ids": self._pictures.collapsed(prompt_ids, pictures),
+            "multi_modal_data": {"image": [*map(open_picture, pictures)]},
+        }
 
     def _submit(self, work: Callable[[], None]) -> None:
         self.check_alive()
@@ -212,12 +234,16 @@ class VLLMEngine(Engine):
             self._inbox.get()()
 
     def _add(self, request_id: str, running: _Running) -> None:
-        prompt: dict[str, Any] = {"prompt_token_ids": running.prompt_ids}
+        prompt = running.prompt
         if self._keeps_cache:  # what older weights have cached is never taken for a prefix of this request
             prompt["cache_salt"] = f"version {self.version}"
         running.vllm_id = self._engine.add_request(
             request_id, prompt, running.vllm_params, lora_request=running.adapter
         )
+        state = self._engine.output_processor.request_states[running.vllm_id]
+        if "multi_modal_data" in prompt and state.prompt_token_ids != running.prompt_ids:
+            self._engine.abort_request([running.vllm_id], internal=True)
+            raise ValueError("it has other tokens for a picture than the processor in the model's folder")
         running.versions = VersionSpans(self.version)
         self._running[request_id] = running
 
@@ -231,6 +257,8 @@ class VLLMEngine(Engine):
 
     def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         self._engine.collective_rpc(_load_into_worker, args=(buckets,))
+        if self._pictures is not None:
+            self._engine.reset_encoder_cache()
         self.version = version
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
@@ -292,6 +320,7 @@ class _Running:
     """A request in the engine's thread. ``vllm_id`` is vLLM's own name for it."""
 
     prompt_ids: list[int]
+    prompt: dict[str, Any]
     vllm_params: Any
     adapter: LoRARequest | None
     vllm_id: str = ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from environments.bounds import Bound, check_bounds, setting
 from environments.errors import ConfigError
+from policies.pictures import reads_pictures
 from policies.settings import EXACT_DTYPES, EngineConfig, json_object
 
 ENVIRONMENT = {
@@ -135,10 +136,12 @@ def token_bytes(shape: Mapping[str, Any], config: EngineConfig) -> int:
 
 
 def _shape(folder: Path) -> Mapping[str, Any]:
+    """``config.json``; of a model that reads pictures too, the part for text."""
     try:
-        return json_object(folder / "config.json")
+        shape = json_object(folder / "config.json")
     except ConfigError:
         return {}
+    return shape.get("text_config") or shape
 
 
 def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
         "max_num_seqs": MAX_SEQUENCES,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "language_model_only": True,  # a message with an image is refused
+        "language_model_only": not reads_pictures(model_path),
         # Else a step is always in flight when weights are exchanged: see _num_sampled in vllm.py.
         "async_scheduling": False,
         # The distribution that was sampled from, after temperature: what a policy gradient needs.

@@ -27,8 +27,8 @@ from policies.learning.samples import FLOATS, TrainBatch, TrainingSample, paddin
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
 
-Ids = list[tuple[Span, Span]]
-"""Prompt and response of each sample of a shard."""
+Ids = list[tuple[Span, Span, tuple[str, ...]]]
+"""Prompt and response of each sample of a shard, and the pictures in them."""
 Columns: TypeAlias = "dict[str, list[array[float]]]"
 """Columns by name, each with a row for every sample of a shard."""
 ADVANTAGES = {"advantages": "advantages"}
@@ -76,7 +76,10 @@ class RankShard:
     def with_ids(self, ids: Sequence[Ids]) -> RankShard:
         """The shard with its ids, of all that ``Division.ids`` has made for its rank."""
         pairs = zip(self.samples, ids[self.place], strict=True)
-        samples = [each.replaced(prompt_ids=prompt, response_ids=rest) for each, (prompt, rest) in pairs]
+        samples = [
+            each.replaced(prompt_ids=prompt, response_ids=rest, pictures=pictures)
+            for each, (prompt, rest, pictures) in pairs
+        ]
         return replace(self, samples=samples)
 
 
@@ -117,7 +120,7 @@ class Division:
             ids: Ids = []
             for sample in _samples(batch, rows[rank]):
                 whole, size = root.extended(_tokens(sample)), sample.num_prompt_tokens
-                ids.append((whole.part(0, size), whole.part(size, whole.stop)))
+                ids.append((whole.part(0, size), whole.part(size, whole.stop), sample.pictures))
             found.append(ids)
         return found
 
@@ -204,7 +207,7 @@ def _padding(batch: TrainBatch) -> TrainingSample:
 def _sent(sample: TrainingSample, columns: Sequence[str]) -> TrainingSample:
     """A sample with its mask and these columns alone."""
     sent = {name: stored(sample, name) for name in columns}
-    return sample.replaced(prompt_ids=NO_IDS, response_ids=NO_IDS, **UNSENT | sent)
+    return sample.replaced(prompt_ids=NO_IDS, response_ids=NO_IDS, pictures=(), **UNSENT | sent)
 
 
 # -- balance -------------------------------------------------------------------------------------------
@@ -219,6 +222,13 @@ def _rows_of_ranks(
             f"Sample {longest.sample_id!r} has {len(longest)} tokens, but learner.micro_batch_tokens="
             f"{max_tokens} is all that one rank puts through the model at once: raise it to that."
         )
+    if any(sample.pictures for sample in batch.samples):
+        pairs_per_token = 0  # equal ids may be those of different pictures
+        if num_ranks > 1:
+            raise LearnerError(
+                f"A batch has pictures, and learner.num_workers={num_ranks}: a rank whose rows have none "
+                "would leave the others waiting in the model's part for pictures. Set learner.num_workers=1."
+            )
     rows = plan_rows(map(_tokens, batch.samples), max_tokens, pairs_per_token)
     padding = Branch(len(batch.samples), 0, len(_padding(batch)))
     return [_by_prompt(batch, rows_of_rank) for rows_of_rank in divide_among_ranks(rows, num_ranks, padding)]

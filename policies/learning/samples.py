@@ -66,6 +66,8 @@ class TrainingSample:
     returns: Floats = Floats()
     policy_version: int = 0
     """The oldest version that sampled any of it."""
+    pictures: tuple[str, ...] = ()
+    """Pictures that its ids have tokens for, in order."""
 
     def __len__(self) -> int:
         response: Span = stored(self, "response_ids")
@@ -334,6 +336,7 @@ def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int
         turns=turns,
         rewards=earned,
         policy_version=min(completion.policy_version for _, completion in run),
+        pictures=run[-1][1].pictures,
     )
 
 

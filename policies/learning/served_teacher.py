@@ -127,6 +127,10 @@ class ServedTeacher:
 
     def _row(self, sample: TrainingSample) -> Any:
         """The column ``teacher_logprobs`` of a sample."""
+        if sample.pictures:
+            raise EnvironmentFailure(
+                f"Sample {sample.sample_id!r} has pictures, which no server takes: name a folder."
+            )
         prompt, response = (stored(sample, name).read() for name in ("prompt_ids", "response_ids"))
         logprobs = self._echo([*prompt, *response]).logprobs[len(prompt) - 1 :]
         mask = stored(sample, "loss_mask")

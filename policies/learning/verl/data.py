@@ -14,6 +14,7 @@ from environments.errors import LearnerError
 from policies.learning.division import RankShard
 from policies.learning.samples import TrainingSample
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
+from policies.learning.verl.engine import PICTURES
 from policies.learning.verl.token_trees import ROW, SHARED
 
 # isort: split
@@ -86,8 +87,10 @@ def _table(
         "loss_mask": loss_masks,
         **columns,
     }
+    has_pictures = any(each.pictures for each in shard.samples)
     return tu.get_tensordict(
         {name: nested(column) for name, column in tensors.items()}
+        | ({PICTURES: [each.pictures for each in shard.samples]} if has_pictures else {})
         | {
             TRAJECTORY_SHARE: torch.tensor(shard.trajectory_shares),
             ROW: torch.tensor([number for number, row in enumerate(shard.rows) for _ in row]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ from policies.learning.verl import token_trees
 from policies.learning.verl.micro_batches import prepare_micro_batches
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import freeze_routers, layers_beside_experts
+from policies.pictures import TOKEN_BIAS, PictureReader, picture_reader
 
 Arguments = dict[str, Any]
 ALL_LINEAR = "all-linear"
 """Name that peft has for all linear layers but the output."""
+PICTURES = "pictures"
+"""Column of a micro-batch [N], where any sample of its mini-batch has pictures: those of each."""
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
@@ -51,7 +55,29 @@ class PolicyEngine(FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         layout = Layout.of(micro_batch)
         predicted = Predicted.of(layout, micro_batch)
-        return model_inputs(layout) | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
+        inputs = model_inputs(layout) | self._pixels(micro_batch)
+        return inputs | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
+
+    @property
+    def _pictures(self) -> PictureReader | None:
+        return picture_reader(self.model_config.local_path)
+
+    def _pixels(self, micro_batch: TensorDict) -> Arguments:
+        """Arguments of the model for the pictures of a micro-batch, row by row."""
+        pictures = [*chain(*micro_batch.get(PICTURES).tolist())] if PICTURES in micro_batch else []
+        if self._pictures is None:
+            if pictures:
+                raise LearnerError(f"{self.model_config.local_path} reads text only: a sample has pictures.")
+            return {}
+        ids = micro_batch["input_ids"].values()
+        num_tokens = sum(self._pictures.ids(each).count(self._pictures.token_id) for each in pictures)
+        if (found := int((ids == self._pictures.token_id).sum())) != num_tokens:
+            raise LearnerError(
+                f"Samples have {found} tokens of pictures, and pictures of {num_tokens} tokens."
+            )
+        if not pictures:
+            return {}
+        return {name: each.to(ids.device) for name, each in self._pictures.pixels(pictures).items()}
 
     def prepare_model_outputs(
         self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object
@@ -62,6 +88,10 @@ class PolicyEngine(FSDPEngineWithLMHead):
                 f"{type(self.module).__name__} has no argument logits_to_keep: it cannot be trained here."
             )
         logits = predicted.logits(output.logits)
+        if self._pictures is not None:
+            bias = logits.new_zeros(logits.shape[-1])
+            bias[self._pictures.token_id] = TOKEN_BIAS
+            logits = logits + bias
         temperature = tu.get_non_tensor_data(data=micro_batch, key="temperature", default=1.0)
         if temperature != 1:
             logits = logits / temperature
@@ -80,6 +110,8 @@ class ValueEngine(FSDPEngineWithValueHead):
     """Values, [P + R] for each sample: column i belongs to what comes after token i."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
+        if PICTURES in micro_batch:
+            raise LearnerError("A critic reads text only, and a sample has pictures: use another estimator.")
         layout = Layout.of(micro_batch)
         return model_inputs(layout), {"paths": layout.paths}
 

@@ -41,6 +41,7 @@ from policies.learning.verl.shards import (
 )
 from policies.learning.verl.token_trees import pairs_per_token
 from policies.model_files import HUGGINGFACE, weights_file
+from policies.pictures import picture_reader
 
 # isort: split
 from tensordict import TensorDict
@@ -104,6 +105,10 @@ class VerlWorker(TrainingWorker):
             )
         torch.manual_seed(seed)
         dropout.switch_off_in_config(config.model_config.hf_config)
+        if (reader := picture_reader(config.model_config.local_path)) is not None:
+            config.model_config.processor = (
+                reader.processor
+            )  # a checkpoint has it too; verl loads Qwen's alone
         super().__init__(config)
         self.reset()
         dropout.switch_off_in_modules(self.engine.module)

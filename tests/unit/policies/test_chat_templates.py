@@ -429,7 +429,10 @@ def test_image_in_message_is_refused_by_its_type(part: Any) -> None:
     content = [{"type": "text", "text": "What is it?"}, part]
     own, shown = ChatRenderer(tokenizer), re.escape(repr(part))
     for _ in range(2):  # before and after its role is known to be shown
-        with pytest.raises(AgentError, match=rf"message 0, .*part of its content is {shown}, .*text only"):
+        with pytest.raises(
+            AgentError,
+            match=rf"message 0, .*part of its content is {shown}, .*is no text that this model reads",
+        ):
             own.request_ids(SampleRequest(messages=[{"role": "user", "content": content}]))
         own.request_ids(SampleRequest(messages=[{"role": "user", "content": content[:1]}]))
 

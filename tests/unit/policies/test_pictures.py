@@ -1,0 +1,209 @@
+"""Pictures in messages: bounds, their tokens in prompts, and what is learned beside them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+
+import pytest
+from picture_models import EDGE, PLACE, TILES, WHOLE, ColourEnvironment, build, picture, shown
+
+from environments.errors import AgentError, LearnerError
+from environments.steps import Step
+from environments.turns import Turns, steps_of
+from environments.types import Completion, TerminationReason, Trajectory
+from policies.agents.game import GameAgent
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.division import Division
+from policies.learning.samples import TrainBatch, training_samples
+from policies.pictures import PICTURE_BYTES, open_picture, pictures_of
+from policies.sampler import SampleRequest, Turn
+
+NUM_PLACES = 20
+"""Tokens that stand for a picture in the tiny model: four in each tile, and of the whole."""
+RED, BLUE = picture("red"), picture("blue")
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
+    return ChatRenderer(load_tokenizer(build(tmp_path_factory.mktemp("llava"), has_weights=False)))
+
+
+def place(renderer: ChatRenderer) -> int:
+    return renderer.encode(PLACE)[0]
+
+
+def answered(renderer: ChatRenderer, agent: GameAgent, past: Turn | None, text: str) -> Completion:
+    """An answer to what an agent shows next."""
+    messages = agent.chat_completions
+    request = SampleRequest(messages=messages, previous=past)
+    ids = (*renderer.encode(text), renderer.eos_token_id)
+    return Completion(
+        prompt_ids=renderer.request_ids(request),
+        completion_ids=ids,
+        logprobs=(-1.0,) * len(ids),
+        text=text,
+        finish_reason="stop",
+        pictures=pictures_of(messages),
+    )
+
+
+def played(renderer: ChatRenderer, colour: str = "red") -> Trajectory:
+    """Two turns of ``ColourEnvironment``, each about a picture; the first answer is wrong."""
+    environment, agent = ColourEnvironment(colour), GameAgent()
+    observation, info = environment.reset()
+    reward, done, past = 0.0, False, None
+    for text in ("green?", colour):
+        agent.update_from_env(observation=observation, reward=reward, done=done, info=info)
+        completion, shown_now = answered(renderer, agent, past, text), observation
+        past = Turn(messages=agent.chat_completions, completion=completion)
+        action = agent.update_from_model(text).action
+        observation, reward, done, info = environment.step(action)
+        step = agent.trajectory.steps[-1]
+        step.completion, step.reward, step.observation = completion, reward, shown_now
+    trajectory = agent.trajectory
+    trajectory.termination_reason = TerminationReason.ENV_DONE
+    return trajectory
+
+
+def test_prompt_has_the_tokens_of_each_picture_at_its_place(renderer: ChatRenderer) -> None:
+    messages = [shown(RED, BLUE), {"role": "assistant", "content": "red"}, shown(RED, text="And this?")]
+    ids = renderer.prompt_ids(messages)
+    rows = ["".join(f"{EDGE}{tile}{PLACE * 4}" for tile in row) + "\n" for row in (TILES[:2], TILES[2:])]
+    one = f"{''.join(rows)}\n{EDGE}{WHOLE}{PLACE * 4}{EDGE}"
+    expected = (
+        f"<|im_start|>user\n{one}{one}Which colour is it?<|im_end|>\n<|im_start|>assistant\n"
+        f"red<|im_end|>\n<|im_start|>user\n{one}And this?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids == renderer.encode(expected)
+    assert pictures_of(messages) == (RED, BLUE, RED)
+
+
+def test_prompt_is_that_of_the_processor_itself(renderer: ChatRenderer) -> None:
+    reader = renderer._pictures
+    assert reader is not None
+    text = f"<|im_start|>user\n{PLACE}Which colour is it?<|im_end|>\n<|im_start|>assistant\n"
+    made = reader.processor(images=[open_picture(RED)], text=text, add_special_tokens=False)
+    ids = renderer.prompt_ids([shown(RED)])
+    assert ids == made["input_ids"][0]
+    assert reader.collapsed(ids, [RED]) == renderer.encode(text), "as vLLM takes it"
+
+
+def test_second_turn_extends_the_ids_of_the_first(renderer: ChatRenderer) -> None:
+    first, second = played(renderer).completions
+    assert second.extends(first)
+    assert second.pictures == (RED, picture("green"))
+    assert second.prompt_ids.count(place(renderer)) == 2 * NUM_PLACES
+
+
+def test_history_with_another_picture_is_no_continuation(renderer: ChatRenderer) -> None:
+    """Its text and its ids are the same."""
+    red, blue = played(renderer).completions, played(renderer, "blue").completions
+    assert red[0].prompt_ids == blue[0].prompt_ids
+    assert not blue[1].extends(red[0])
+    past = Turn(messages=[shown(RED)], completion=red[0])
+    later = [shown(BLUE), {"role": "assistant", "content": red[0].text}, shown(text="And?")]
+    assert (
+        renderer._extend(past, renderer.template.render(*renderer._split(later)[:1], None), (BLUE,)) is None
+    )
+
+
+def test_mask_leaves_out_all_tokens_of_pictures(renderer: ChatRenderer) -> None:
+    [sample] = training_samples(played(renderer))
+    ids, mask = sample.response_ids, sample.loss_mask
+    assert sample.pictures == (RED, picture("green"))
+    assert ids.count(place(renderer)) == NUM_PLACES, "the other picture is in the prompt"
+    assert not any(bit for token, bit in zip(ids, mask, strict=True) if token == place(renderer))
+    assert sum(mask) == sum(each.num_completion_tokens for each in played(renderer).completions)
+
+
+def test_trajectory_holds_each_picture_once(renderer: ChatRenderer) -> None:
+    steps = played(renderer).steps
+    turns = Turns.of(steps)
+    for written in (turns.json(), pickle.dumps(turns)):
+        assert written.count(RED.encode()) == written.count(picture("green").encode()) == 1
+    for read in (turns.steps(), steps_of(json.loads(turns.json()))):
+        assert read == steps
+
+
+def test_picture_that_no_message_holds_is_written_itself(renderer: ChatRenderer) -> None:
+    [first, *_] = played(renderer).completions
+    steps = [Step(completion=first)]
+    assert Turns.of(steps).steps() == steps
+
+
+def test_rows_with_pictures_share_no_tokens(renderer: ChatRenderer) -> None:
+    samples = tuple(training_samples(played(renderer, colour))[0] for colour in ("red", "blue", "red"))
+    batch = TrainBatch(samples=samples)
+    [[shard]] = Division([batch], 1, 4096, 384).shards([batch], [])
+    assert [len(row) for row in shard.rows] == [1, 1, 1]
+    whole = shard.with_ids(Division([batch], 1, 4096, 384).ids(0))
+    assert [each.pictures[0] for each in whole.samples] == [RED, BLUE, RED]
+    assert not any(each.pictures for each in shard.samples), "sent once, with the ids"
+
+
+def test_pictures_on_several_ranks_are_refused(renderer: ChatRenderer) -> None:
+    batch = TrainBatch(samples=tuple(training_samples(played(renderer))))
+    with pytest.raises(LearnerError, match=r"learner\.num_workers=2"):
+        Division([batch], 2, 4096, 384)
+
+
+def test_name_of_the_token_in_a_text_stays_text(renderer: ChatRenderer) -> None:
+    ids = renderer.prompt_ids([shown(RED, text=f"{PLACE} is no picture")])
+    assert ids.count(place(renderer)) == NUM_PLACES
+    assert f"{PLACE} is no picture" in renderer.text_of(ids)
+
+
+def test_program_that_names_the_token_itself_is_refused(renderer: ChatRenderer) -> None:
+    messages = [{"role": "system", "content": PLACE}, shown(RED)]
+    with pytest.raises(AgentError, match="1 pictures are shown as 2 <image>"):
+        renderer.request_ids(SampleRequest(messages=messages))
+
+
+def png(width: int, height: int) -> str:
+    """The beginning of a PNG of this size: no pixel of it is there."""
+    header = b"IHDR" + width.to_bytes(4) + height.to_bytes(4) + bytes((8, 2, 0, 0, 0))
+    content = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4) + header + zlib.crc32(header).to_bytes(4)
+    content += (8).to_bytes(4) + b"IDAT"
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("http://localhost/red.png", "no address is fetched"),
+        ("file:///etc/passwd", "no address is fetched"),
+        ("data:image/svg+xml;base64,PHN2Zy8+", "no address is fetched"),
+        ("data:image/png;base64," + "A" * (PICTURE_BYTES * 4 // 3 + 4), f"may have {PICTURE_BYTES}"),
+        (png(20_000, 4_000), "20000 x 4000 pixels"),
+        (png(2048, 100), "2048 x 100 pixels"),
+        (png(4, 40), "4 x 40 pixels"),
+        (png(64, 64), "cannot be read"),
+        ("data:image/png;base64,%%%", "cannot be read"),
+        (picture("red", kind="gif").replace("image/gif", "image/png"), "cannot be read"),
+    ],
+)
+def test_other_address_or_size_is_refused(renderer: ChatRenderer, address: str, reason: str) -> None:
+    with pytest.raises(AgentError, match=reason):
+        renderer.request_ids(SampleRequest(messages=[shown(address)]))
+
+
+def test_jpeg_is_a_picture_too(renderer: ChatRenderer) -> None:
+    ids = renderer.prompt_ids([shown(picture("red", kind="jpeg"))])
+    assert ids == renderer.prompt_ids([shown(RED)])
+
+
+def test_part_of_another_type_is_refused_beside_a_picture(renderer: ChatRenderer) -> None:
+    message = shown(RED)
+    message["content"].append({"type": "image"})
+    with pytest.raises(AgentError, match="is no text that this model reads"):
+        renderer.request_ids(SampleRequest(messages=[message]))
+
+
+def test_model_without_its_processor_reads_text_only(tmp_path: Path) -> None:
+    (build(tmp_path, has_weights=False) / "processor_config.json").unlink()
+    with pytest.raises(AgentError, match="is no text that this model reads"):
+        ChatRenderer(load_tokenizer(tmp_path)).request_ids(SampleRequest(messages=[shown(RED)]))
