@@ -75,7 +75,7 @@ class IdleServer:
 
 def main(target: Path) -> None:
     os.environ.update(RAYLET_ENVIRONMENT)
-    policy_app.PolicyServer = IdleServer  # type: ignore[assignment]
+    policy_app.PolicyServer = IdleServer  # type: ignore[misc, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 64, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     found: Places = {}
