@@ -249,9 +249,7 @@ def main() -> None:
             kept.setdefault("before", {"success": round(trainings.success(), 4)})
         kept[run.name] = trainings.make(run) | {"load": round(os.getloadavg()[0], 1)}
         with replaced(path) as unfinished:
-            unfinished.write_text(
-                json.dumps({"settings": SETTINGS, "runs": kept}, indent=1), encoding="utf-8"
-            )
+            unfinished.write_text(json.dumps({"settings": SETTINGS, "runs": kept}), encoding="utf-8")
         print(run.name, kept[run.name]["success"], kept[run.name]["cpu_seconds"], flush=True)
     if found := finished(kept, algorithms, seeds):
         draw(found, kept["before"]["success"], arguments.output / "algorithms.png")
