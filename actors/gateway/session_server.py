@@ -56,6 +56,8 @@ SILENT_SECONDS = 300.0
 """Time from one call of a program to the next, or to its reward."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
+CHECK_SECONDS = 1.0
+"""Time after which a call that is passed on fails where its session has ended."""
 MAX_REWARD = 1e30
 MAX_NAMES = 10_000
 """Names that are remembered: a program that goes on after its session's end gets no other task."""
@@ -233,7 +235,8 @@ class SessionServer:
                 )
             )
             try:
-                await settled(request, calling)
+                while not await settled(request, calling, CHECK_SECONDS):
+                    await self._session(request, name)  # the node of one that has ended may never answer
                 answer = calling.result()
             except httpx.HTTPError as error:
                 raise RequestError(
