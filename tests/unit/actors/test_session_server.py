@@ -173,6 +173,21 @@ def test_calls_of_one_name_at_once_take_one_task(
 
 
 @pytest.mark.slow
+def test_calls_of_one_name_at_once_need_one_task_only(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    with named(server, "early") as client, ThreadPoolExecutor(2) as threads:
+        calls = [
+            threads.submit(client.chat.completions.create, model="m", messages=QUESTION) for _ in range(2)
+        ]
+        time.sleep(0.2)
+        rollout = start()
+        assert {each.result(5).choices[0].message.content for each in calls} == {"You said a"}
+    http.post("/sessions/early/reward", json={"reward": 1})
+    assert len(rollout.result(30).steps) == 2
+
+
+@pytest.mark.slow
 def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: SessionServer) -> None:
     def slow(messages: list[Message]) -> str:
         time.sleep(1.0)
