@@ -56,6 +56,8 @@ SILENT_SECONDS = 300.0
 """Time from one call of a program to the next, or to its reward."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
+CHECK_SECONDS = 1.0
+"""Time within which a request by a name notes that its session has begun, or has ended."""
 MAX_REWARD = 1e30
 MAX_NAMES = 10_000
 """Names that are remembered: a program that goes on after its session's end gets no other task."""
@@ -175,21 +177,25 @@ class SessionServer:
 
     async def _session(self, request: Request, name: tuple[str, str]) -> _Session | None:
         """The session of a name, which gets a task if it has none; ``None`` where no task waits now."""
-        self._last_request = time.monotonic()
+        self._last_request = start = time.monotonic()
         while name not in self._named:
             await request.body()
             taking = asyncio.ensure_future(self._waiting.get())
             try:
-                if not await settled(request, taking, ANSWER_SECONDS):
-                    return self._open.get(self._named.get(name, ""))  # another request may have taken one
+                seconds = min(CHECK_SECONDS, ANSWER_SECONDS)
+                while name not in self._named and not await settled(request, taking, seconds):
+                    if time.monotonic() - start >= ANSWER_SECONDS:
+                        return None
             except RequestError:
                 if taking.done():
                     self._waiting.put_nowait(taking.result())
                 raise
             finally:
                 taking.cancel()
+            if not taking.done():  # another request has taken a task for the name meanwhile
+                break
             session = taking.result()
-            if name in self._named:  # by another request, while this one has waited
+            if name in self._named:
                 self._waiting.put_nowait(session)
             elif session.offer["id"] in self._open:
                 session.claimed.set_result(None)
@@ -233,7 +239,8 @@ class SessionServer:
                 )
             )
             try:
-                await settled(request, calling)
+                while not await settled(request, calling, CHECK_SECONDS):
+                    await self._session(request, name)  # the node of one that has ended may never answer
                 answer = calling.result()
             except httpx.HTTPError as error:
                 raise RequestError(

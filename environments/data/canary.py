@@ -158,7 +158,7 @@ class Difference:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
-def difference(canary: Sequence[float], served: Sequence[float]) -> Difference:
+def difference(canary: Sequence[float], served: Sequence[float], quantile: float = QUANTILE) -> Difference:
     """The difference of two independent samples of values from -1 to 1 (Welch 1947, by the normal
     distribution).
 
@@ -167,7 +167,7 @@ def difference(canary: Sequence[float], served: Sequence[float]) -> Difference:
     if min(len(canary), len(served)) < 2:
         return Difference(0.0, math.inf, len(canary), len(served))
     error = math.sqrt(_squared_error(canary) + _squared_error(served))
-    return Difference(fmean(canary) - fmean(served), QUANTILE * error, len(canary), len(served))
+    return Difference(fmean(canary) - fmean(served), quantile * error, len(canary), len(served))
 
 
 def paired_difference(canary: Sequence[float], served: Sequence[float]) -> Difference:

@@ -69,7 +69,7 @@ class FunctionTool(Tool):
 
 def _adapter_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     """The pydantic adapter that checks the arguments of ``function``, and their JSON schema."""
-    from pydantic import Field, TypeAdapter
+    from pydantic import ConfigDict, Field, TypeAdapter
     from pydantic.errors import PydanticUserError
 
     hints = _type_hints(function)
@@ -89,7 +89,7 @@ def _adapter_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdap
     checked: Any = functools.wraps(function)(lambda **arguments: arguments)
     checked.__annotations__ = hints
     try:
-        adapter = TypeAdapter[Any](checked)
+        adapter = TypeAdapter[Any](checked, config=ConfigDict(extra="forbid"))  # also of what they hold
         return adapter, _json_schema(adapter)
     except PydanticUserError as error:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
 
 from environments.data.canary import QUANTILE, difference
 from environments.errors import ConfigError
@@ -318,20 +318,23 @@ def mismatch_alarm(metrics: Mapping[str, float], threshold: float) -> str | None
 def held_out_alarm(records: Sequence[Mapping[str, float]]) -> str | None:
     """The text of an alarm if held-out success has fallen while the reward of the training has risen.
 
-    The newest evaluation is compared with the best one before it, by success on the held-out tasks, and the
-    rewards of the last ``RECENT_UPDATES`` updates with those at that evaluation; both have to differ by more
-    than chance explains, in 99 of 100 cases.
+    The newest evaluation is compared with the best one before it of the same judge, by success on the
+    held-out tasks that were played, and the rewards of the last ``RECENT_UPDATES`` updates with those at
+    that evaluation. Both have to differ by more than chance explains in 99 of 100 cases: success by more
+    than any two of as many evaluations differ by chance (Bonferroni), since the best one is chosen.
 
     Args:
         records: of updates and evaluations, in their order.
     """
-    evaluations = [each for each in records if "eval/pass_at_1" in each]
+    found = [each for each in records if "eval/pass_at_1" in each and _outcomes(each)]
+    evaluations = [each for each in found if _main_judge(each) == _main_judge(found[-1])]
     updates = [each for each in records if "rollout/reward_mean" in each]
     if len(evaluations) < 2 or len(updates) < 2 * RECENT_UPDATES:
         return None
     *earlier, newest = evaluations
-    best = max(earlier, key=lambda each: each["eval/pass_at_1"])
-    success = difference(_outcomes(newest), _outcomes(best))
+    best = max(earlier, key=lambda each: fmean(_outcomes(each)))
+    chance = NormalDist().inv_cdf(1 - 0.005 / math.comb(len(evaluations), 2))
+    success = difference(_outcomes(newest), _outcomes(best), chance)
     num_before = max(RECENT_UPDATES, sum(each["step"] <= best["step"] for each in updates))
     before, now = (
         [each["rollout/reward_mean"] for each in some[-RECENT_UPDATES:]]
@@ -349,10 +352,17 @@ def held_out_alarm(records: Sequence[Mapping[str, float]]) -> str | None:
 
 
 def _outcomes(evaluation: Mapping[str, float]) -> list[float]:
-    """Success of each held-out task, in no order."""
-    number = round(evaluation["eval/num_tasks"])
-    num_solved = round(evaluation["eval/pass_at_1"] * number)
+    """Success of each held-out task that infrastructure has not spoilt, in no order."""
+    shares = (
+        evaluation.get(f"eval/ended_{each}", 0.0) for each in TerminationReason if each.is_infrastructure
+    )
+    num_tasks = evaluation["eval/num_tasks"]
+    number, num_solved = round(num_tasks * (1 - sum(shares))), round(evaluation["eval/pass_at_1"] * num_tasks)
     return [1.0] * num_solved + [0.0] * (number - num_solved)
+
+
+def _main_judge(evaluation: Mapping[str, float]) -> JudgedBy:
+    return max(JudgedBy, key=lambda each: evaluation.get(f"eval/judged_by_{each.name.lower()}", 0.0))
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------

@@ -281,13 +281,14 @@ function thumbs(each) {
     button.addEventListener("click", () => judge(each, thumb));
     return button;
   });
-  return element("p", { className: "thumbs" }, [...buttons, each.judged ?? ""]);
+  return element("p", { className: "thumbs" }, [...buttons, each.verdict ?? ""]);
 }
 
 async function judge(each, thumb) {
   const body = JSON.stringify({ answer_id: each.id, thumb });
   const response = await fetch("api/feedback", { method: "POST", headers: { "content-type": "application/json" }, body });
-  each.judged = response.ok ? `Thumb ${thumb}, kept.` : detail(await response.json());
+  each.judged = response.ok;
+  each.verdict = response.ok ? `Thumb ${thumb}, kept.` : detail(await response.json());
   showTalk(false);
 }
 

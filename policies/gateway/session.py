@@ -12,7 +12,6 @@ words again, and the call extends the tokens of the one before::
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -44,12 +43,6 @@ class PolicyCall:
     """Fields of the request in whose place the run's settings stand."""
     dropped: tuple[str, ...] = ()
     """Fields that were left out, since they change nothing."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of what is asked, equal for equal calls."""
-        content = _key([self.messages, self.tools, self.sampling])
-        return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -187,6 +188,21 @@ def test_name_that_another_request_has_opened_is_found(
 
 
 @pytest.mark.slow
+def test_calls_of_one_name_at_once_need_one_task_only(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    with named(server, "early") as client, ThreadPoolExecutor(2) as threads:
+        calls = [
+            threads.submit(client.chat.completions.create, model="m", messages=QUESTION) for _ in range(2)
+        ]
+        time.sleep(0.2)
+        rollout = start()
+        assert {each.result(5).choices[0].message.content for each in calls} == {"You said a"}
+    http.post("/sessions/early/reward", json={"reward": 1})
+    assert len(rollout.result(30).steps) == 2
+
+
+@pytest.mark.slow
 def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: SessionServer) -> None:
     def slow(messages: list[Message]) -> str:
         time.sleep(1.0)
@@ -202,6 +218,29 @@ def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: Se
         assert answer["choices"][0]["message"]["content"] == "at last"
         http.post("/sessions/a/reward", json={"reward": 1})
         assert len(rollout.result(30).steps) == 1
+
+
+def test_call_ends_with_the_rollout_of_a_silent_node(
+    monkeypatch: pytest.MonkeyPatch, server: SessionServer
+) -> None:
+    """The node is lost: it answers no more, and the connection of its offer has ended."""
+    monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
+
+    def offer(address: str) -> httpx.Response:
+        environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
+        return httpx.post(
+            f"{server.url}/offers",
+            json={"id": "lost", "task": TASK, "environment": environment, "model": "m"},
+            headers={"authorization": f"Bearer {server.rollout.key}"},
+            timeout=0.2,
+            trust_env=False,
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as node, ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, f"http://127.0.0.1:{node.getsockname()[1]}")
+        with named(server, "a") as client, pytest.raises(openai.NotFoundError, match="'a' has ended"):
+            client.with_options(timeout=10).chat.completions.create(model="m", messages=QUESTION)
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
 
 
 def test_name_without_a_task_is_refused_for_a_while(

@@ -125,6 +125,11 @@ def test_argument_called_self_is_wrong_argument_like_any_other():
     assert "wrong arguments for 'calculator'" in tool_by_name("calculator")(self=1, expression="1").error
 
 
+def test_unknown_field_of_a_dataclass_is_wrong():
+    output = FunctionTool(travel)(start={"x": 1, "z": 2}, stops=[], where={"field": "a", "op": "b"})
+    assert "start.z: " in output.error and "where.op: " in output.error
+
+
 def test_any_value_in_a_dict_can_be_read_by_the_model():
     output = ToolOutput("t", output={"größe": Path("x")})
     assert output.to_string() == '{"größe": "x"}'

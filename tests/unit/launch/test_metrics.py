@@ -333,6 +333,25 @@ def test_reward_that_rises_while_success_falls_is_an_alarm(
     assert text is None or "the training has risen from 0." in text
 
 
+def test_best_of_many_evaluations_is_no_alarm_by_chance() -> None:
+    """With success of 0.5 all the time, the best of 20 has 0.62 of 100 tasks, and the newest may have 0.4."""
+    rewards, chance = [0.1 + 0.002 * step for step in range(200)], {10 * step: 0.5 for step in range(20)}
+    assert held_out_alarm(curve(rewards, chance | {100: 0.62, 200: 0.4})) is None
+    assert held_out_alarm(curve(rewards, chance | {100: 0.62, 200: 0.2})) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"eval/ended_sampler_error": 0.4}, {"eval/judged_by_reward_function": 1.0}],
+    ids=["failed", "another judge"],
+)
+def test_evaluation_of_other_tasks_or_judges_is_no_alarm(change: dict[str, float]) -> None:
+    records = curve(RISING, {0: 0.7, 30: 0.4})
+    earlier = {"eval/judged_by_reward": 1.0}
+    assert held_out_alarm([*({**each, **earlier} for each in records)]) is not None
+    assert held_out_alarm([*({**each, **earlier} for each in records[:-1]), records[-1] | change]) is None
+
+
 def test_difference_that_is_no_number_is_an_alarm() -> None:
     metrics = mismatch_metrics([sample((-1.0, 0.0, math.nan), (-1.0, 0.0, -2.0))], version=5)
     assert all(map(math.isnan, metrics.values()))

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from browser import Browser, chromium
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from machine import free_port
 from test_trajectory_log import conversation, group
 
@@ -108,9 +108,11 @@ class Server:
         lines = [f"data: {json.dumps(part)}\n\n" for part in parts]
         return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
-    def judge(self, answer_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    def judge(self, answer_id: str, body: dict[str, Any]) -> JSONResponse:
         self.judged.append((answer_id, body["thumb"]))
-        return body
+        if body["thumb"] == "up":
+            return JSONResponse({"error": {"message": "The disk is full."}}, 503)
+        return JSONResponse(body)
 
 
 @pytest.fixture
@@ -427,7 +429,9 @@ def test_thumb_on_an_answer_is_given_once(browser: Browser, address: str, served
     browser.type("What is 12+34?")
     browser.press("Enter")
     browser.wait_for("document.querySelectorAll('.thumbs button').length === 2")
+    browser.value("document.querySelector('[aria-label=\"Thumb up\"]').click()")
+    browser.wait_for("document.querySelector('.thumbs').innerText.includes('disk is full')")
     browser.value("document.querySelector('[aria-label=\"Thumb down\"]').click()")
     browser.wait_for("document.getElementById('said').innerText.includes('Thumb down, kept.')")
     assert browser.value("document.querySelectorAll('.thumbs button').length") == 0
-    assert served[0].judged == [("chatcmpl-1", "down")]
+    assert served[0].judged == [("chatcmpl-1", "up"), ("chatcmpl-1", "down")]
