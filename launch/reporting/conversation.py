@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from environments.types import Message, Trajectory
+from launch.reporting.inspect_messages import content_text
 
 INDENT = "  "
 MAX_LINES = 12
@@ -40,7 +41,7 @@ def _ending(trajectory: Trajectory) -> str:
 
 def _content(message: Message) -> Iterator[str]:
     content = message.get("content") or ""
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else content_text(content)
     calls = [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
     yield from [*text.splitlines(), *calls] or [""]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.data.trajectory_json import Json, plain_json
-from environments.messages import MessageTable
+from environments.messages import MessageTable, picture_of
 from environments.prefix_tree import Span
 from environments.types import Message, Step
 
@@ -109,7 +109,7 @@ def inspect_message(message: Message, name: str) -> Json:
     short: Json = {
         "id": name,
         "role": role,
-        "content": content if isinstance(content, str) else _text(content),
+        "content": content if isinstance(content, str) else content_text(content),
     }
     calls: Any = message.get("tool_calls")
     if role == "assistant" and _are_calls(calls):
@@ -122,15 +122,19 @@ def inspect_message(message: Message, name: str) -> Json:
     return short
 
 
-def _text(content: Any) -> str:
-    """Content in parts as one text: a part that is none, such as an image, as JSON."""
+def content_text(content: Any) -> str:
+    """Content in parts as one text: of a picture only that it is there, another part as JSON."""
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [content]
-    return "\n".join(
-        part["text"] if isinstance(part, Mapping) and isinstance(part.get("text"), str) else json.dumps(part)
-        for part in parts
-    )
+    return "\n".join(map(_part_text, parts))
+
+
+def _part_text(part: Any) -> str:
+    if picture_of(part) is not None:
+        return "[picture]"
+    is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    return part["text"] if is_text else json.dumps(part)
 
 
 def _are_calls(value: Any) -> bool:

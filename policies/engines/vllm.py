@@ -196,14 +196,15 @@ class VLLMEngine(Engine):
 
     def _prompt(self, prompt_ids: list[int], pictures: Sequence[str]) -> dict[str, Any]:
         """The prompt as vLLM takes it: with pictures it makes their tokens itself."""
-        if not pictures:
-            return {"prompt_token_ids": prompt_ids}
         if self._pictures is None:
-            raise ConfigError("The model of this server reads text only: leave pictures out of the messages.")
-        return {
-            "prompt_token_ids": self._pictures.collapsed(prompt_ids, pictures),
-            "multi_modal_data": {"image": [*map(open_picture, pictures)]},
-        }
+            if pictures:
+                raise ConfigError("This server's model reads text only: leave pictures out of the messages.")
+            return {"prompt_token_ids": prompt_ids}
+        short = self._pictures.collapsed(prompt_ids, pictures)
+        if (found := short.count(self._pictures.token_id)) != len(pictures):
+            raise ConfigError(f"The prompt has tokens of {found} pictures, and {len(pictures)} come with it.")
+        images = {"multi_modal_data": {"image": [*map(open_picture, pictures)]}} if pictures else {}
+        return {"prompt_token_ids": short, **images}
 
     def _submit(self, work: Callable[[], None]) -> None:
         self.check_alive()

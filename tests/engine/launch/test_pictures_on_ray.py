@@ -95,5 +95,5 @@ def test_run_learns_from_pictures_and_publishes(ray_cluster: None, tmp_path: Pat
     saved = folder / "checkpoints" / "step_000002" / "huggingface"
     before, after = weights_of(model), weights_of(saved)
     moved = {name for name in before if not (before[name] == after[name]).all()}
-    assert any("vision_tower" in name for name in moved) and any("language_model" in name for name in moved)
+    assert any("vision_model" in name for name in moved) and any("text_model" in name for name in moved)
     assert ChatRenderer(load_tokenizer(saved)).prompt_ids([kept.trajectory.steps[0].chat_completions[0]])

@@ -43,6 +43,17 @@ def played(reward: float = 1.0, answer: str = "5", rollout_id: str = "00000000/0
     )
 
 
+def test_picture_is_named_and_its_bytes_are_left_out() -> None:
+    trajectory = played()
+    address = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [address, {"type": "text", "text": "Which colour is it?"}]
+    trajectory.steps[-1].chat_completions = [{"role": "user", "content": content}]
+    assert conversation(trajectory).splitlines()[1:] == [
+        "       user | [picture]",
+        "            | Which colour is it?",
+    ]
+
+
 def test_conversation_shows_who_said_what_and_how_it_ended() -> None:
     assert conversation(played()).splitlines() == [
         "  reward 1, 2 turns, ended by env_done",

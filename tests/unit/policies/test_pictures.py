@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from picture_models import EDGE, PLACE, TILES, WHOLE, ColourEnvironment, build, picture, shown
+from scripted_engine import ScriptedEngine
 
-from environments.errors import AgentError, LearnerError
+from environments.errors import AgentError, ConfigError, LearnerError
 from environments.steps import Step
 from environments.turns import Turns, steps_of
 from environments.types import Completion, TerminationReason, Trajectory
@@ -20,7 +21,8 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.division import Division
 from policies.learning.samples import TrainBatch, training_samples
 from policies.pictures import PICTURE_BYTES, open_picture, pictures_of
-from policies.sampler import SampleRequest, Turn
+from policies.sampler import SampleRequest, SamplingParams, Turn
+from policies.settings import EngineConfig
 
 NUM_PLACES = 20
 """Tokens that stand for a picture in the tiny model: four in each tile, and of the whole."""
@@ -201,6 +203,14 @@ def test_part_of_another_type_is_refused_beside_a_picture(renderer: ChatRenderer
     message["content"].append({"type": "image"})
     with pytest.raises(AgentError, match="is no text that this model reads"):
         renderer.request_ids(SampleRequest(messages=[message]))
+
+
+async def test_engine_that_takes_no_pictures_refuses_them(renderer: ChatRenderer) -> None:
+    config = EngineConfig(options={"replies": ["red"]})
+    engine = ScriptedEngine(renderer._tokenizer.name_or_path, config, {})
+    prompt_ids = renderer.prompt_ids([shown(RED)])
+    with pytest.raises(ConfigError, match="ScriptedEngine takes no pictures"):
+        await engine.generate(prompt_ids, SamplingParams(), (RED,))
 
 
 def test_model_without_its_processor_reads_text_only(tmp_path: Path) -> None:
