@@ -16,7 +16,7 @@ from PIL import Image
 from scripted_engine import ScriptedEngine
 
 from environments import turns
-from environments.errors import AgentError, ConfigError, LearnerError
+from environments.errors import AgentError, ConfigError, DatasetError, LearnerError
 from environments.steps import Step
 from environments.turns import Turns, steps_of
 from environments.types import Completion, TerminationReason, Trajectory
@@ -24,6 +24,7 @@ from policies import pictures
 from policies.agents.game import GameAgent
 from policies.agents.tool import ToolAgent
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.demonstrations import check_demonstrations
 from policies.learning.division import Division
 from policies.learning.samples import TrainBatch, training_samples
 from policies.pictures import OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
@@ -172,10 +173,26 @@ def test_name_of_the_token_in_a_text_stays_text(renderer: ChatRenderer) -> None:
     assert f"{PLACE} is no picture" in renderer.text_of(ids)
 
 
-def test_program_that_names_the_token_itself_is_refused(renderer: ChatRenderer) -> None:
-    messages = [{"role": "system", "content": PLACE}, shown(RED)]
-    with pytest.raises(AgentError, match="1 pictures are shown as 2 <image>"):
-        renderer.request_ids(SampleRequest(messages=messages))
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_name_of_the_token_is_text_in_each_role(renderer: ChatRenderer, role: str) -> None:
+    """A model may write it by other tokens than that one."""
+    messages = [shown(RED), {"role": role, "content": f"an {PLACE}"}, shown(text="And?")]
+    ids = renderer.request_ids(SampleRequest(messages=messages))
+    assert ids.count(place(renderer)) == NUM_PLACES
+    assert f"an {PLACE}<|im_end|>" in renderer.text_of(ids)
+
+
+def test_demonstration_with_a_picture_is_refused(renderer: ChatRenderer) -> None:
+    messages = [shown(RED), {"role": "assistant", "content": "red"}]
+    with pytest.raises(DatasetError, match="pictures are learned from where a policy plays"):
+        check_demonstrations(renderer, [messages])
+
+
+def test_template_that_writes_no_picture_is_refused(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(build(tmp_path, has_weights=False))
+    tokenizer.chat_template = tokenizer.chat_template.replace(PLACE, "")
+    with pytest.raises(AgentError, match="1 pictures are shown as 0 <image>"):
+        ChatRenderer(tokenizer).request_ids(SampleRequest(messages=[shown(RED)]))
 
 
 def png(width: int, height: int) -> str:
