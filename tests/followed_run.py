@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ray
 
+from launch.fault_injection.storm import num_updates
 from launch.reporting.audit import audit, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,8 +71,7 @@ class FollowedRun:
     @property
     def num_updates(self) -> int:
         """Updates that its folder knows of."""
-        has_begun = (self.directory / "settings.yaml").exists()
-        return len(read_run(self.directory).consumed) if has_begun else 0
+        return num_updates(self.directory)
 
     def wait_until(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
         """Return when ``reached``; end this program if that takes longer, or the run ends before."""

@@ -86,10 +86,7 @@ def _adapter_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdap
         text = notes[0] if notes else texts.get(parameter.name)
         hints[parameter.name] = typing.Annotated[hint, Field(description=text)]
 
-    @functools.wraps(function)
-    def checked(**arguments: Any) -> dict[str, Any]:
-        return arguments
-
+    checked: Any = functools.wraps(function)(lambda **arguments: arguments)
     checked.__annotations__ = hints
     try:
         adapter = TypeAdapter[Any](checked)

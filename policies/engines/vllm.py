@@ -257,7 +257,11 @@ class VLLMEngine(Engine):
             self._engine.abort_request([running.vllm_id], internal=True)
 
     def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self._engine.collective_rpc(_load_into_worker, args=(buckets,))
+        missing: set[str] = set().union(*self._engine.collective_rpc(_load_into_worker, args=(buckets,)))
+        if missing:
+            raise WeightsError(
+                f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them."
+            )
         if self._pictures is not None:
             self._engine.reset_encoder_cache()
         self.version = version
@@ -463,15 +467,15 @@ def _allocate_cache(worker: Any, sizes: Sequence[Sequence[int]]) -> None:
         storage.fill_(0)
 
 
-def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
-    """Load all buckets into one vLLM worker.
+def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> set[str]:
+    """Load all buckets into one vLLM worker; return the weights of the model that they lack, by vLLM's names.
+    A worker in a process of its own could raise no error that keeps its class.
 
     vLLM packs linear weights when it loads a model, so they are loaded layer by layer through the same
     path. On a CPU a tied output layer owns a packed copy of the embedding which that path forgets:
     without the last loop it would silently keep the old weights.
 
-    Raises:
-        WeightsError: the buckets lack a weight of the model. A quantized one has others than were published.
+    A quantized model has other weights than were published, so none counts as missing there.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -485,11 +489,12 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
     missing -= missing if loaded is None else loaded  # a model of somebody's own may not say
     missing |= {name for name, module in runner.model.named_modules() if _is_incomplete(module)}
     if missing and runner.model_config.quantization is None:
-        raise WeightsError(f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them.")
+        return missing
     finalize_layerwise_reload(runner.model, runner.model_config)
     for module in runner.model.modules():
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
+    return set()
 
 
 def _is_incomplete(module: Any) -> bool:

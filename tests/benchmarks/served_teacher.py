@@ -11,7 +11,6 @@ tasks. With ``--folder`` what was cut goes on.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +21,8 @@ from report import Report
 from served_agent import wait_until_up
 
 from launch.reporting.tracker import read_metrics
+from launch.workload import load_workload
+from policies.tiny import NUM_CONVERSATIONS, build_model
 
 SUCCESS, DISTANCE = "eval/reward_mean", "learn/teacher_kl"
 TASKS = "evaluation.num_tasks=200"
@@ -41,9 +42,18 @@ def serving(teacher: Path, address: str) -> Program:
     return Program(settings, command="launch.serve")
 
 
+def untrained(folder: Path, recipe: str, seed: int) -> Path:
+    """A tiny model with the teacher's tokens, which are those of its demonstrations, and other weights."""
+    if not folder.exists():
+        demonstrations = load_workload(f"launch.recipes.{recipe}", 0).demonstrations
+        build_model(folder, demonstrations[:NUM_CONVERSATIONS], seed=seed)
+    return folder
+
+
 def student(folder: Path, args: argparse.Namespace, seed: int, options: list[str]) -> tuple[str, ...]:
     """Train a student; return its success before and after, and its distance to the teacher in nats."""
     settings = [f"recipe={args.recipe}", f"seed={seed}", TASKS, f"run.num_steps={args.updates}"]
+    settings.append(f"model.path={untrained(folder.parent / f'untrained-{seed}', args.recipe, seed)}")
     start = time.monotonic()
     trained(folder, [*settings, "algorithm.name=distillation", *options])
     seconds, records = time.monotonic() - start, list(read_metrics(folder))
@@ -86,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

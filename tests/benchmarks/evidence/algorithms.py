@@ -10,7 +10,7 @@ held-out ranges is played twice, 1,800 games.
 A rate is tuned on a seed that is not among the others: the best of those a factor of 3.16 apart, where both
 neighbours are worse. Staleness and corrections: ``grpo`` at its rate, sampled by the version that is just so
 many updates old. A run is one of ``one_process.py``: the library's engine, rollouts, credit and learner
-without Ray between them, 15 to 30 CPU seconds. A finished one is kept in ``algorithms.json``, and a second
+without Ray between them, 12 to 20 CPU seconds. A finished one is kept in ``algorithms.json``, and a second
 call goes on there.
 """
 
@@ -195,11 +195,11 @@ def report(found: dict[Arm, dict[int, float]], kept: Kept) -> None:
     first = found.get(Arm(STALE), {})
     for arm, values in found.items():
         gaps = [value - first[seed] for seed, value in values.items() if seed in first]
-        gap = Summary.of(gaps) if gaps and arm != Arm(STALE) else None
+        more = Summary.of(gaps) if gaps and arm != Arm(STALE) else None
         rate = rate_of(tuned(tuning(kept, arm.algorithm))[0])
         one = Summary.of(list(values.values()))
-        cells = (f"{each.mean:+.3f} ± {each.margin:.3f}" if each else "" for each in (one, gap))
-        table.add(str(arm), rate, str(len(values)), *cells)
+        gap = f"{more.mean:+.3f} ± {more.margin:.3f}" if more else ""
+        table.add(str(arm), rate, str(len(values)), f"{one.mean:.3f} ± {one.margin:.3f}", gap)
     table.print()
 
 
@@ -217,7 +217,8 @@ def draw(found: dict[Arm, dict[int, float]], before: float, path: Path) -> None:
     axes.axvline(before, color="#777777", linestyle="--", linewidth=1.2, label="before the first update")
     axes.set_yticks(range(len(found)), list(map(str, found)))
     axes.invert_yaxis()
-    axes.set(xlabel=f"held-out success after {UPDATES} updates", xlim=(0, 1.03))
+    axes.set_xlim(right=1.02)
+    axes.set_xlabel(f"held-out success after {UPDATES} updates")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left", fontsize="small")
     figure.savefig(path, dpi=110)
@@ -248,9 +249,7 @@ def main() -> None:
             kept.setdefault("before", {"success": round(trainings.success(), 4)})
         kept[run.name] = trainings.make(run) | {"load": round(os.getloadavg()[0], 1)}
         with replaced(path) as unfinished:
-            unfinished.write_text(
-                json.dumps({"settings": SETTINGS, "runs": kept}, indent=1), encoding="utf-8"
-            )
+            unfinished.write_text(json.dumps({"settings": SETTINGS, "runs": kept}), encoding="utf-8")
         print(run.name, kept[run.name]["success"], kept[run.name]["cpu_seconds"], flush=True)
     if found := finished(kept, algorithms, seeds):
         draw(found, kept["before"]["success"], arguments.output / "algorithms.png")

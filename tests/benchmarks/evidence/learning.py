@@ -43,7 +43,7 @@ RECIPES = {
         settings=(*SEARCH, *ACTORS, "warm_start={num_steps: 900, batch_size: 16}"),
     ),
     "possible_guesses": Recipe(
-        num_updates=30,
+        num_updates=60,
         num_evaluations=3,
         stages=("warm_start",),
         methods=METHODS,

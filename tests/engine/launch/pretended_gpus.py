@@ -14,40 +14,46 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import ray
 from gpu_page import ROWS
 from machine import wait_until
-from pretended_engine import devices
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from actors.learning.ranks import RankGroup, RankWorker, create_placement_group
+from actors.learning.ranks import RankGroup, create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+from actors.serving import policy_app
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel
-from actors.weights.store import WeightStore
 from environments import DatasetRegistry
 from launch.cluster.session import check_resources
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from policies.settings import EngineConfig
 from policies.tiny import build_model
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "qwen3.jinja"
 QUESTION = {"question": "1+1", "ground_truth": "2"}
-SIDE_BY_SIDE = ("learner.num_workers=3", "server.num_replicas=1")
+SIDE_BY_SIDE = (
+    "learner.num_workers=3",
+    "server.engine.num_gpus=1",
+    "~server.engine.options.tensor_parallel_size",
+)
 SYNC_SECONDS = 1.0
 """Ray's count of what is free is that of a moment ago."""
 Places = dict[str, Any]
 
 
-class IdleRank(RankWorker):
-    """Has the place of a rank, and no model."""
+def devices() -> tuple[str, list[str]]:
+    """This process's node, and the GPUs that CUDA would show it there."""
+    return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+
+
+class IdleRank:
+    """Has the place of a rank, and imports nothing: fifty of them start."""
 
     def open_store(self) -> tuple[str, int]:
         return "", 0
@@ -55,34 +61,34 @@ class IdleRank(RankWorker):
     def open(self, rendezvous: tuple[str, int]) -> int:
         return 1
 
-    def _load(self, **arguments: Any) -> Any:
-        return None
-
     def devices(self) -> tuple[str, list[str]]:
-        """Node and GPUs of this process."""
         return devices()
+
+
+@serve.deployment
+class IdleServer:
+    """Has the place of a replica of the policy server, and notes its GPUs beside the model."""
+
+    def __init__(self, model: ServedModel, *arguments: Any) -> None:
+        Path(model.path, f"{os.getpid()}.devices").write_text(json.dumps(devices()))
 
 
 def main(target: Path) -> None:
     os.environ.update(RAYLET_ENVIRONMENT)
+    policy_app.PolicyServer = IdleServer  # type: ignore[misc, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 64, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     found: Places = {}
     with TemporaryDirectory() as folder:
         model = str(build_model(Path(folder, "model"), [[{"role": "user", "content": "Hello."}]]))
-        for row in ROWS:
-            config = compose(list(row.settings))
-            name = place_name(row.nodes, config)
-            if name not in found:
-                found[name] = alone(cluster, row.nodes, config, model)
-        with (
-            pretended_nodes(cluster, [8]),
-            placed("first", of_two(), model) as first,
-            placed("second", of_two(), model) as second,
-        ):
-            found["side by side"] = [first, second]
-        with pretended_nodes(cluster, [2]):
-            found["math_gpu"] = started("math_gpu", cluster.address, Path(folder), model)
+        for nodes in ([1], [2], [8], [8] * 4):
+            with pretended_nodes(cluster, nodes):
+                found |= rows_of(nodes, model)
+                if nodes == [2]:
+                    found["math_gpu"] = started("math_gpu", cluster.address, Path(folder), model)
+                if nodes == [8]:
+                    with placed("first", of_two(), model) as one, placed("second", of_two(), model) as other:
+                        found["side by side"] = [one, other]
         serve.shutdown()
     ray.shutdown()
     cluster.shutdown()
@@ -98,7 +104,7 @@ def place_name(nodes: Sequence[int], config: TrainConfig) -> str:
 
 def of_two() -> TrainConfig:
     """One of two runs that share eight GPUs."""
-    return compose([*ROWS[-1].settings, *SIDE_BY_SIDE, "server.engine.num_gpus=1"])
+    return compose([*ROWS[-1].settings, *SIDE_BY_SIDE])
 
 
 @contextmanager
@@ -114,26 +120,28 @@ def pretended_nodes(cluster: Cluster, nodes: Sequence[int]) -> Iterator[None]:
         wait_until(lambda: not ray.cluster_resources().get("GPU"))
 
 
-def alone(cluster: Cluster, nodes: Sequence[int], config: TrainConfig, model: str) -> Places:
-    with pretended_nodes(cluster, nodes), placed("row", config, model) as places:
-        return places
+def rows_of(nodes: Sequence[int], model: str) -> Places:
+    """The places of each row that is for these nodes, one after the other."""
+    found: Places = {}
+    for config in (compose(list(row.settings)) for row in ROWS if row.nodes == nodes):
+        if (name := place_name(nodes, config)) not in found:
+            with placed("row", config, model) as found[name]:
+                pass
+            wait_until(lambda: ray.available_resources().get("GPU") == sum(nodes))
+    return found
 
 
 @contextmanager
 def placed(name: str, config: TrainConfig, model: str) -> Iterator[Places]:
     """The places of a run's ranks and engines, and the GPUs that are free beside it, while it is up."""
     check_resources(config)
-    engine = EngineConfig(name="pretended_engine:PretendedEngine", num_gpus=config.server.engine.num_gpus)
-    server, share = replace(config.server, engine=engine), config.server.gpus_of_rank
-    store: Any = WeightStore.remote()  # type: ignore[attr-defined]
+    learner, share, nothing = config.learner, config.server.gpus_of_rank, cast(Any, None)
     with ExitStack() as ending:
-        group = create_placement_group(config.learner, share)
-        ranks = RankGroup(IdleRank, group, config.learner, share, shared_file=None, learner=config.learner)
+        ranks = RankGroup(cast(Any, IdleRank), create_placement_group(learner, share), learner, share)
         ending.callback(ranks.close)
         of_ranks = ray.get([rank.devices.remote() for rank in ranks._ranks])
         before = set(Path(model).glob("*.devices"))
-        app = PolicyApp(name, ServedModel(path=model), server, store)
-        app.wake()
+        app = PolicyApp(name, ServedModel(path=model), config.server, store=nothing)
         app.start()
         ending.callback(app.stop)
         notes = set(Path(model).glob("*.devices")) - before

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from environments.errors import WeightsError
 from policies.engines.vllm import _load_into_worker
 from policies.engines.weights import pack
 
@@ -49,11 +48,10 @@ def worker() -> Any:
 
 def test_weight_that_vllm_makes_or_ties_is_not_missed(worker: Any) -> None:
     weights = {"first.weight": torch.ones(3, 3), "other.weight": torch.full((3, 3), 2.0)}
-    _load_into_worker(worker, list(pack(weights.items())))
+    assert not _load_into_worker(worker, list(pack(weights.items())))
     model = worker.model_runner.model
     assert torch.equal(model.other.weight, weights["other.weight"])
 
 
 def test_weight_that_is_missing_is_named(worker: Any) -> None:
-    with pytest.raises(WeightsError, match=r"lack other\.weight, as vLLM names them"):
-        _load_into_worker(worker, list(pack([("first.weight", torch.ones(3, 3))])))
+    assert _load_into_worker(worker, list(pack([("first.weight", torch.ones(3, 3))]))) == {"other.weight"}
