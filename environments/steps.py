@@ -98,14 +98,18 @@ class Completion:
         shown = self.pictures[: len(earlier.pictures)] == earlier.pictures
         return shown and self.num_repeated(earlier) == earlier.tokens.size
 
-    def without_beginning(self, num_ids: int) -> Completion:
-        """The same completion, as if its prompt began after ``num_ids`` ids."""
+    def without_beginning(self, num_ids: int, num_pictures: int = 0) -> Completion:
+        """The same completion, as if its prompt began after so many ids and pictures."""
         ids = self.tokens.part(num_ids, self.tokens.stop).read()
-        return self._with_tokens(Span.of(ids), self.prompt_size - num_ids)
+        cut = self._with_tokens(Span.of(ids), self.prompt_size - num_ids)
+        vars(cut)["pictures"] = self.pictures[num_pictures:]
+        return cut
 
-    def behind(self, beginning: Span) -> Completion:
-        """The same completion, with ``beginning`` before its prompt: undoes ``without_beginning``."""
-        return self._with_tokens(beginning.extended(self.tokens.read()), beginning.stop + self.prompt_size)
+    def behind(self, beginning: Span, pictures: tuple[str, ...] = ()) -> Completion:
+        """The same completion, with these before its prompt: undoes ``without_beginning``."""
+        whole = self._with_tokens(beginning.extended(self.tokens.read()), beginning.stop + self.prompt_size)
+        vars(whole)["pictures"] = (*pictures, *self.pictures)
+        return whole
 
     def _with_tokens(self, tokens: Span, prompt_size: int) -> Completion:
         copied = copy.copy(self)

@@ -35,8 +35,6 @@ _OWN_FORM = {"chat_completions", "completion", "prompt_ids", "completion_ids", "
 """Fields of a turn and its completion that are no plain columns."""
 _TEXTS = {"thought", "action", "observation", "model_response", "text"}
 """Fields that mostly hold what a message holds."""
-_CONTENTS = {str, list}
-"""Types of a message's content: a text, or parts."""
 _ATTRIBUTES = {*names_of(Step), "_conversation"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -147,9 +145,9 @@ class _Shared:
         """The columns."""
         messages = self._messages if self.is_plain else plain_json(self._messages)
         contents = {
-            text if type(text) is str else json_key(text): number
+            key: number
             for number, message in enumerate(messages)
-            if type(message) is dict and type(text := message.get("content")) in _CONTENTS
+            if type(message) is dict and (key := _content_key(message.get("content"))) is not None
         }
         answers = stored_in_each(self._completions, "completion_ids")
         tokens, ids = _described(answers)
@@ -176,7 +174,8 @@ class _Shared:
         places = {
             picture: [number, place]
             for number, message in enumerate(self._messages)
-            for place, part in enumerate(message.get("content") or ())
+            if type(parts := message.get("content")) is list
+            for place, part in enumerate(parts)
             if (picture := picture_of(part)) is not None
         }
         return {"pictures": [[places.get(one, one) for one in each.pictures] for each in self._completions]}
@@ -205,12 +204,14 @@ def _lists(values: Sequence[Any]) -> list[Any]:
 
 def _texts(values: Sequence[Any], contents: Mapping[Hashable, int]) -> list[Any]:
     """The numbers of the messages whose contents they are; a value that is none's alone in a row."""
-    return [
-        contents.get(each if type(each) is str else json_key(each), [each])
-        if type(each) in _CONTENTS
-        else [each]
-        for each in values
-    ]
+    return [contents.get(_content_key(each), [each]) for each in values]
+
+
+def _content_key(value: Any) -> Hashable | None:
+    """Key of a message's content: a text itself, or the key of its parts; ``None`` of another value."""
+    if type(value) is str:
+        return value
+    return json_key(value) if type(value) is list and value and type(value[0]) is dict else None
 
 
 def _described(spans: Sequence[Span]) -> tuple[Json, array[int]]:

@@ -83,7 +83,7 @@ class ChatRenderer:
             tokenizer,
             Guard(tokenizer),
             chat_template_kwargs or {},
-            reads_pictures=self._pictures is not None,
+            picture_token="" if self._pictures is None else self._pictures.token,
         )
         self._encoder = PieceEncoder(tokenizer)
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
@@ -168,7 +168,7 @@ class ChatRenderer:
         if len(others) != len(pictures):
             raise ValueError(
                 f"{len(pictures)} pictures are shown as {len(others)} {self._pictures.token}: the template "
-                "has to write one for each part of the type 'image', and no text of the program's own may"
+                "has to write one for each part of the type 'image'"
             )
         ids = self._encoder.encode(first)
         for picture, part in zip(pictures, others, strict=True):

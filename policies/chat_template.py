@@ -17,7 +17,7 @@ from environments.errors import ConfigError
 from environments.thoughts import MARKS, opened_thought, split_thought
 from environments.types import Message
 from policies.encoding import SizedCache
-from policies.guard import Guard
+from policies.guard import GUARD, Guard
 from policies.pictures import PLACE
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ class ChatTemplate:
         guard: of its tokens.
         options: variables of the template beside messages and tools, such as ``{"enable_thinking": False}``.
         own_roles: the roles whose texts name control tokens on purpose; in all others they stay text.
-        reads_pictures: whether messages have ``PLACE`` for pictures. Templates of such models may write texts
-            only where they are parts of a content.
+        picture_token: what is written for each ``PLACE`` in messages, and stays text in all their texts.
+            Empty where the model reads text alone; else its template may write texts only where they are
+            parts of a content.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ChatTemplate:
         guard: Guard,
         options: Mapping[str, Any],
         own_roles: Collection[str] = OWN_ROLES,
-        reads_pictures: bool = False,
+        picture_token: str = "",
     ) -> None:
         self.name = tokenizer.name_or_path
         self._tokenizer = tokenizer
@@ -88,8 +89,8 @@ class ChatTemplate:
         self._dates = _date_formats(self.text)
         self._texts: SizedCache[bytes, str] = SizedCache(TEXTS_BYTES)
         """Texts of conversations: the next prompt is compared with that of the turn before."""
-        self._reads_pictures, self._in_parts = reads_pictures, False
-        if reads_pictures:
+        self._picture_token, self._in_parts = picture_token, False
+        if picture_token:
             shown = self._attempt([{"role": "user", "content": PROBE}], None, CALL_FORMS[0])
             self._in_parts = PROBE not in (shown or "")
 
@@ -102,7 +103,7 @@ class ChatTemplate:
         own = {**self._options, **{name: self._guard.guarded(each) for name, each in options.items()}}
         if own == self._options and not self._own_roles:
             return self
-        return ChatTemplate(self._tokenizer, self._guard, own, (), self._reads_pictures)
+        return ChatTemplate(self._tokenizer, self._guard, own, (), self._picture_token)
 
     @property
     def text(self) -> str:
@@ -252,7 +253,8 @@ class ChatTemplate:
     def _guarded(self, message: Message) -> Message:
         role = message.get("role")
         if role in self._own_roles:
-            return message
+            name = self._picture_token
+            return _with_guard(message, name, name[:1] + GUARD + name[1:]) if name else message
         but: Collection[str] = ()
         if role == "assistant" and isinstance(content := message.get("content"), str):
             # An answer that its client sends back: the marks of its thought are the model's.
@@ -358,6 +360,15 @@ def _plain(message: Message) -> Message:
 
 def _text_part(text: str) -> Message:
     return {"type": "text", "text": text}
+
+
+def _with_guard(value: Any, name: str, guarded: str) -> Any:
+    """A value of JSON, with a name guarded in all of its texts."""
+    if isinstance(value, str):
+        return value.replace(name, guarded)
+    if isinstance(value, dict) and value is not PLACE:
+        return {key: _with_guard(each, name, guarded) for key, each in value.items()}
+    return [_with_guard(each, name, guarded) for each in value] if isinstance(value, list) else value
 
 
 def _in_form(message: Message, form: CallForm, in_parts: bool) -> Message:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
 from environments.messages import Message, picture_of
+from policies.encoding import SizedCache
 from policies.settings import json_object
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ PLACE: Message = {"type": "image"}
 TOKEN_BIAS = -100.0
 """Added to the logit of the token that stands for pictures, by engine and learner, so that it is not sampled:
 as a sampled one it would be taken for a picture."""
+OPENED_BYTES = 128 * 2**20
+"""Bytes of the pictures that are held open: six of the largest, or a hundred of 512 pixels on a side."""
+_OPENED: SizedCache[str, Image] = SizedCache(OPENED_BYTES)
 
 
 def reads_pictures(folder: str) -> bool:
@@ -79,16 +83,23 @@ def pictures_of(messages: Sequence[Message]) -> tuple[str, ...]:
     return split_pictures(messages)[1]
 
 
-@functools.lru_cache(maxsize=32)
 def open_picture(picture: str) -> Image:
-    """Return the pixels of a picture, in red, green and blue.
+    """Return the pixels of a picture, in red, green and blue, as its camera was held.
 
     Raises:
         ValueError: it is no data: URL of a PNG or JPEG, is damaged, or is larger than the bounds.
     """
-    from PIL import Image
+    image = _OPENED.get(picture) if isinstance(picture, str) else None
+    if image is None:
+        image = _open(str(picture))
+        _OPENED.put(picture, image, len(picture) + 3 * image.width * image.height)
+    return image
 
-    kind, _, encoded = str(picture).partition(",")
+
+def _open(picture: str) -> Image:
+    from PIL import Image, ImageOps
+
+    kind, _, encoded = picture.partition(",")
     if kind not in KINDS:
         raise ValueError(
             f"the picture {picture!r:.90} is none of {', '.join(KINDS)}, and no address is fetched: write "
@@ -106,6 +117,11 @@ def open_picture(picture: str) -> Image:
                 f"a picture has {image.width} x {image.height} pixels, and may have {SIDES[0]} to "
                 f"{SIDES[-1]} on a side, the longer one at most {MAX_RATIO} times the shorter: scale it"
             )
+        if image.mode.startswith("I"):
+            raise ValueError(
+                f"a picture has colours of mode {image.mode}, which would become white: save it in 8 bits"
+            )
+        ImageOps.exif_transpose(image, in_place=True)
         return image.convert("RGB")
     except (OSError, SyntaxError, binascii.Error, Image.DecompressionBombError) as error:
         raise ValueError(f"the picture {picture!r:.90} cannot be read ({error}): write it again") from error

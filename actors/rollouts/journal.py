@@ -32,12 +32,14 @@ MAX_STORE_BYTES = 256 << 20
 class FinishedTurn:
     """One turn: the completion that was sampled, and the outcome in the environment.
 
-    As an entry it is without the ``num_repeated`` ids with which its prompt repeats the turn before.
+    As an entry it is without the ``num_repeated`` ids and ``num_pictures`` pictures with which its prompt
+    repeats the turn before.
     """
 
     opening: Opening
     completion: Completion
     num_repeated: int
+    num_pictures: int
     action: Any
     outcome: Outcome
     snapshot: Any = None
@@ -68,7 +70,8 @@ class Journal:
             turn: FinishedTurn = pickle.loads(entry)
             if self._last is not None:
                 beginning = self._last.tokens.part(0, turn.num_repeated)
-                turn = replace(turn, completion=turn.completion.behind(beginning))
+                pictures = self._last.pictures[: turn.num_pictures]
+                turn = replace(turn, completion=turn.completion.behind(beginning, pictures))
             self._finished.append(turn)
             self._last = turn.completion
         self._opening: Opening = (None, {})
@@ -115,10 +118,13 @@ class Journal:
             return
         snapshot = env.snapshot() if self._resumes_by == "snapshot" else None
         num_repeated = 0 if self._last is None else completion.num_repeated(self._last)
+        shown = () if self._last is None else self._last.pictures
+        num_pictures = len(shown) if completion.pictures[: len(shown)] == shown else 0
         finished = FinishedTurn(
             opening=self._opening,
-            completion=completion.without_beginning(num_repeated),
+            completion=completion.without_beginning(num_repeated, num_pictures),
             num_repeated=num_repeated,
+            num_pictures=num_pictures,
             action=action,
             outcome=outcome,
             snapshot=snapshot,
@@ -183,6 +189,6 @@ def _num_leading(entries: dict[int, bytes]) -> int:
 def _check_same(env: BaseEnv, name: str, before: Any, now: Any) -> None:
     if comparable(before) != comparable(now):
         raise ContractError(
-            f"{type(env).__name__} cannot be resumed: {name} was {before!r} before its process died and is "
-            f"{now!r} now. Make it repeatable, or set resumes_by = None."
+            f"{type(env).__name__} cannot be resumed: {name} was {before!r:.300} before its process died and "
+            f"is {now!r:.300} now. Make it repeatable, or set resumes_by = None."
         )

@@ -122,13 +122,16 @@ class HistoryAgent(BaseAgent):
         return Action(action=action)
 
 
-def text_of(observation: Any, agent: BaseAgent) -> str:
-    """The text of an observation for the model: a dict's ``"question"``, or all of another value.
+def content_of(observation: Any, agent: BaseAgent) -> str | list[Any]:
+    """Return what of an observation the model reads: a dict's ``"question"``, the parts of a message, or the
+    text of another value.
 
     Raises:
         AgentError: a dict has no question. All of it is not shown, since it may hold the ground truth. Or it
             is for one seat of several: in one conversation each would see what the others do.
     """
+    if isinstance(observation, list) and any(map(_is_part, observation)):
+        return copy.deepcopy(observation)
     if not isinstance(observation, dict):
         return str(observation)
     if observation.keys() == {"seat", "question"}:
@@ -143,3 +146,7 @@ def text_of(observation: Any, agent: BaseAgent) -> str:
             "Name the task's text 'question'."
         )
     return str(observation["question"])
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in ("text", "image_url")

@@ -12,7 +12,7 @@ from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL, openai_schema
 from environments.types import Action, Message
-from policies.agents.base import HistoryAgent, text_of
+from policies.agents.base import HistoryAgent, content_of
 from policies.agents.parsers import ToolParser, get_tool_parser
 
 TOOL_SYSTEM_PROMPT = (
@@ -115,7 +115,7 @@ class ToolAgent(HistoryAgent):
                 {"role": "tool", "content": output, "tool_call_id": call_id}
                 for call_id, output in obs["tool_outputs"].items()
             ]
-        return [{"role": "user", "content": text_of(obs, self)}]
+        return [{"role": "user", "content": content_of(obs, self)}]
 
     def _checked(self, call: dict[str, Any]) -> dict[str, Any]:
         """A parsed call of the server, which would reject a history with a malformed one."""

@@ -11,6 +11,7 @@ from environments.errors import DatasetError
 from environments.types import Completion, Message, Step, Trajectory
 from policies.chat import ChatRenderer
 from policies.learning.samples import TrainingSample, training_samples
+from policies.pictures import pictures_of
 from policies.sampler import Turn
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ def as_played(
                 "shows hold their texts, as launch.recipes.demonstration.demonstrate writes calls."
             )
         try:
+            if pictures_of(messages[:position]):
+                raise ValueError("pictures are learned from where a policy plays, and from no text of others")
             prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous, tools))
             text = answer_text(renderer, begun, tools, end_ids)
         except (TemplateError, TypeError, ValueError, LookupError) as error:

@@ -89,9 +89,8 @@ class PolicyEngine(FSDPEngineWithLMHead):
             )
         logits = predicted.logits(output.logits)
         if self._pictures is not None:
-            bias = logits.new_zeros(logits.shape[-1])
-            bias[self._pictures.token_id] = TOKEN_BIAS
-            logits = logits + bias
+            with torch.no_grad():  # in place, since they are most of an update's memory
+                logits[:, self._pictures.token_id] += TOKEN_BIAS
         temperature = tu.get_non_tensor_data(data=micro_batch, key="temperature", default=1.0)
         if temperature != 1:
             logits = logits / temperature

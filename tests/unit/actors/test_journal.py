@@ -76,6 +76,18 @@ def test_entry_holds_only_the_tokens_new_in_its_turn() -> None:
     assert [resumed.completion(turn) for turn in range(4)] == [*completions, None]
 
 
+def test_entry_holds_only_the_pictures_new_in_its_turn() -> None:
+    entries: dict[int, bytes] = {}
+    shown = [("a" * 100,), ("a" * 100, "b" * 100), ("c" * 100,)]
+    turns = [Completion(prompt_ids=(1,), text="", finish_reason="stop", pictures=each) for each in shown]
+    journal = Journal("replay", entries.__setitem__)
+    for index, completion in enumerate(turns):
+        journal.record(index, ReplayedEnv(), completion, "", ("", 0.0, False, {}))
+    assert [entry.count(b"a" * 100) for entry in entries.values()] == [1, 0, 0]
+    resumed = Journal("replay", None, [*entries.values()])
+    assert [resumed.completion(index) for index in range(3)] == turns
+
+
 def test_environment_that_does_not_resume_keeps_no_journal() -> None:
     _, entries = played(RestartedEnv())
     assert entries == {}

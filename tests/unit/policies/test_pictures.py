@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickle
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from picture_models import EDGE, PLACE, TILES, WHOLE, ColourEnvironment, build, picture, shown
+from PIL import Image
 from scripted_engine import ScriptedEngine
 
-from environments.errors import AgentError, ConfigError, LearnerError
+from environments import turns
+from environments.errors import AgentError, ConfigError, DatasetError, LearnerError
 from environments.steps import Step
 from environments.turns import Turns, steps_of
 from environments.types import Completion, TerminationReason, Trajectory
+from policies import pictures
 from policies.agents.game import GameAgent
+from policies.agents.tool import ToolAgent
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.demonstrations import check_demonstrations
 from policies.learning.division import Division
 from policies.learning.samples import TrainBatch, training_samples
-from policies.pictures import PICTURE_BYTES, open_picture, pictures_of
+from policies.pictures import OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
 from policies.sampler import SampleRequest, SamplingParams, Turn
 from policies.settings import EngineConfig
 
@@ -124,16 +131,23 @@ def test_mask_leaves_out_all_tokens_of_pictures(renderer: ChatRenderer) -> None:
 
 def test_trajectory_holds_each_picture_once(renderer: ChatRenderer) -> None:
     steps = played(renderer).steps
-    turns = Turns.of(steps)
-    for written in (turns.json(), pickle.dumps(turns)):
+    columns = Turns.of(steps)
+    for written in (columns.json(), pickle.dumps(columns)):
         assert written.count(RED.encode()) == written.count(picture("green").encode()) == 1
-    for read in (turns.steps(), steps_of(json.loads(turns.json()))):
+    for read in (columns.steps(), steps_of(json.loads(columns.json()))):
         assert read == steps
 
 
 def test_picture_that_no_message_holds_is_written_itself(renderer: ChatRenderer) -> None:
     [first, *_] = played(renderer).completions
     steps = [Step(completion=first)]
+    assert Turns.of(steps).steps() == steps
+
+
+def test_list_of_numbers_is_written_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of it takes longer than all the rest of its turn."""
+    steps = [Step(chat_completions=[{"role": "user", "content": "now"}], observation=[1, 2.5])]
+    monkeypatch.delattr(turns, "json_key")
     assert Turns.of(steps).steps() == steps
 
 
@@ -159,10 +173,26 @@ def test_name_of_the_token_in_a_text_stays_text(renderer: ChatRenderer) -> None:
     assert f"{PLACE} is no picture" in renderer.text_of(ids)
 
 
-def test_program_that_names_the_token_itself_is_refused(renderer: ChatRenderer) -> None:
-    messages = [{"role": "system", "content": PLACE}, shown(RED)]
-    with pytest.raises(AgentError, match="1 pictures are shown as 2 <image>"):
-        renderer.request_ids(SampleRequest(messages=messages))
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_name_of_the_token_is_text_in_each_role(renderer: ChatRenderer, role: str) -> None:
+    """A model may write it by other tokens than that one."""
+    messages = [shown(RED), {"role": role, "content": f"an {PLACE}"}, shown(text="And?")]
+    ids = renderer.request_ids(SampleRequest(messages=messages))
+    assert ids.count(place(renderer)) == NUM_PLACES
+    assert f"an {PLACE}<|im_end|>" in renderer.text_of(ids)
+
+
+def test_demonstration_with_a_picture_is_refused(renderer: ChatRenderer) -> None:
+    messages = [shown(RED), {"role": "assistant", "content": "red"}]
+    with pytest.raises(DatasetError, match="pictures are learned from where a policy plays"):
+        check_demonstrations(renderer, [messages])
+
+
+def test_template_that_writes_no_picture_is_refused(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(build(tmp_path, has_weights=False))
+    tokenizer.chat_template = tokenizer.chat_template.replace(PLACE, "")
+    with pytest.raises(AgentError, match="1 pictures are shown as 0 <image>"):
+        ChatRenderer(tokenizer).request_ids(SampleRequest(messages=[shown(RED)]))
 
 
 def png(width: int, height: int) -> str:
@@ -196,6 +226,45 @@ def test_other_address_or_size_is_refused(renderer: ChatRenderer, address: str, 
 def test_jpeg_is_a_picture_too(renderer: ChatRenderer) -> None:
     ids = renderer.prompt_ids([shown(picture("red", kind="jpeg"))])
     assert ids == renderer.prompt_ids([shown(RED)])
+
+
+@pytest.mark.parametrize("address", [["a"], {"url": "a"}, 5])
+def test_address_that_is_no_text_is_refused(renderer: ChatRenderer, address: Any) -> None:
+    with pytest.raises(AgentError, match="no address is fetched"):
+        renderer.request_ids(SampleRequest(messages=[shown(address)]))
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_picture_of_16_bits_is_refused_as_it_would_be_white() -> None:
+    with pytest.raises(ValueError, match="of mode I;16"):
+        open_picture(encoded(Image.new("I;16", (64, 64), 4000), "png"))
+
+
+def test_picture_of_a_turned_camera_is_turned_back() -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    assert open_picture(encoded(Image.new("RGB", (64, 32)), "jpeg", exif=exif)).size == (32, 64)
+
+
+def test_open_pictures_are_held_up_to_their_bytes() -> None:
+    for shade in range(12):
+        image = open_picture(encoded(Image.new("RGB", (2048, 2048), (shade, 0, 0)), "jpeg"))
+    assert OPENED_BYTES // 4 < pictures._OPENED.num_bytes <= OPENED_BYTES < 12 * len(image.tobytes())
+
+
+@pytest.mark.parametrize("agent", [GameAgent, ToolAgent])
+def test_agent_shows_parts_and_the_text_of_another_list(agent: type[GameAgent | ToolAgent]) -> None:
+    parts, cells = shown(RED)["content"], [{"type": "wall"}, 3]
+    for observation, content in ((parts, parts), (cells, str(cells)), ([1, 2], "[1, 2]")):
+        played = agent()
+        played.update_from_env(observation=observation, reward=0.0, done=False, info={})
+        assert played.chat_completions[-1] == {"role": "user", "content": content}
+        assert played.chat_completions[-1]["content"] is not observation
 
 
 def test_part_of_another_type_is_refused_beside_a_picture(renderer: ChatRenderer) -> None:
