@@ -18,9 +18,11 @@ from pathlib import Path
 
 import psutil
 import ray
-from followed_run import HEAD, NODE, ROOT, FollowedRun, num_nodes
+from followed_run import HEAD, NODE, FollowedRun, num_nodes
 from machine import free_port
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
+
+from launch.scale import fleets
 
 CPUS = 2
 """Of each node."""
@@ -106,21 +108,22 @@ def main() -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         try:
             assert num_nodes() == 1
-            follow_a_run(Path(folder), address)
+            follow_a_run(Path(folder))
         finally:
             ray.shutdown()  # before its cluster, which it would wait for
 
 
-def follow_a_run(folder: Path, address: str) -> None:
+def follow_a_run(folder: Path) -> None:
     """Start a run, make it larger and smaller, interrupt it, and see the nodes follow."""
-    run = FollowedRun(folder / "run", ["fleet.num_actors=2", "run.node_wait_seconds=300"])
+    settings = ["workload=slow_calculator", "fleet.num_actors=2", "run.node_wait_seconds=300"]
+    run = FollowedRun(folder / "run", settings)
     run.wait_until(lambda: run.num_updates >= 1, 400, "the first update, on a node that was added")
     assert num_nodes() == 2
     assert "Waiting for nodes" in run.said
-    scale(4, address)
+    scale(4)
     run.wait_until(lambda: num_nodes() == 3, 240, "four actors bring a second node")
     run.wait_for_updates(2)
-    scale(2, address)
+    scale(2)
     let_idle_nodes_go(folder)
     run.wait_until(lambda: num_nodes() == 2, 240, "two actors let it go")
     run.wait_for_updates(2)
@@ -128,10 +131,10 @@ def follow_a_run(folder: Path, address: str) -> None:
     run.wait_until(lambda: num_nodes() == 1, 240, "without a run the head is alone")
 
 
-def scale(num_actors: int, address: str) -> None:
-    """Change the number of rollout actors, from another program."""
-    command = [sys.executable, "-m", "launch.scale", f"--actors={num_actors}", f"--address={address}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
+def scale(num_actors: int) -> None:
+    """Change the number of rollout actors, as ``launch.scale`` does."""
+    (fleet,) = fleets().values()
+    ray.get(fleet.resize.remote(num_actors))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ SMALL = [
     "rollout.groups_per_step=3",
     "rollout.group_size=4",
     "fleet.num_actors=4",
+    "fleet.pairs_per_actor=2",  # two processes start, and not four
     "learner.mini_batch_size=6",
     "run.stall_limit_seconds=500",  # a run that hangs says what it waits for, before pytest ends all tests
     "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
@@ -324,6 +325,7 @@ def test_rollouts_go_on_while_the_learner_learns_and_is_rebuilt(
         "rollout.max_staleness=2",
         "fleet.num_actors=2",
         "fleet.max_actors=6",
+        "fleet.pairs_per_actor=1",
         "server.weights.transport=files",
         "evaluation.every=3",
         "evaluation.num_replicas=1",  # which reads the version that was pinned for it
