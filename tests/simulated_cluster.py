@@ -35,7 +35,7 @@ NOTICED_SECONDS = timing.NODE_SILENCE_SECONDS + 3.01 * timing.NODE_PROBE_SECONDS
 """Seconds after which the fleet knows that a node is silent."""
 CAPACITY = 2
 """Rollout actors that a node has room for, where nobody chooses another number."""
-HEAD = "f" * 56
+HEAD = "e" * 56
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
