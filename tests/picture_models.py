@@ -68,6 +68,14 @@ class ColourEnvironment(BaseEnv):
         return cls(info["colour"])
 
 
+class ToldApart(ColourEnvironment):
+    """Shows a picture, and wants a token of one half of the vocabulary for red, and of the other for blue."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        is_even = bool(action) and ord(action[0]) % 2 == 0
+        return "", float(is_even == (self._colour == "red")), True, {}
+
+
 def build(folder: Path, has_weights: bool = True) -> Path:
     """Save a tiny Idefics3 with its tokenizer and processor to ``folder``."""
     import transformers

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture_models import ColourEnvironment, build, picture
+from picture_models import ColourEnvironment, ToldApart, build, picture
 
 from environments.data.datasets import Dataset
 from launch.reporting.metrics import FRESH_MISMATCH_MAX
@@ -97,3 +97,29 @@ def test_run_learns_from_pictures_and_publishes(ray_cluster: None, tmp_path: Pat
     moved = {name for name in before if not (before[name] == after[name]).all()}
     assert any("vision_model" in name for name in moved) and any("text_model" in name for name in moved)
     assert ChatRenderer(load_tokenizer(saved)).prompt_ids([kept.trajectory.steps[0].chat_completions[0]])
+
+
+@pytest.mark.slow
+def test_run_learns_to_tell_two_pictures_apart(ray_cluster: None, tmp_path: Path) -> None:
+    """Their prompts have the same ids: without seeing the pictures, half of the answers are right."""
+    settings = [
+        "stages=[reinforce]",
+        "run.num_steps=30",
+        "run.stall_limit_seconds=300",
+        "rollout.groups_per_step=4",
+        "rollout.group_size=16",
+        "rollout.max_steps=1",
+        "rollout.max_prompt_tokens=64",
+        "rollout.max_response_tokens=8",
+        "rollout.max_turn_tokens=1",
+        "fleet.num_actors=2",
+        "learner.optimizer.lr=2e-3",
+        "server.engine.max_model_tokens=128",
+        f"model.path={build(tmp_path / 'model')}",
+        f"run.directory={tmp_path / 'run'}",
+    ]
+    tasks = Dataset([{"colour": colour} for colour in ("red", "blue")])
+    workload = Workload(agent_class=GameAgent, env_class=ToldApart, train_dataset=tasks)
+    run_training(compose(settings), workload)
+    rewards = [each["rollout/reward_mean"] for each in read_metrics(tmp_path / "run") if "learn/loss" in each]
+    assert sum(rewards[-5:]) / 5 > 0.75
