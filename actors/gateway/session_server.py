@@ -63,8 +63,6 @@ MAX_NAMES = 10_000
 """Names that are remembered: a program that goes on after its session's end gets no other task."""
 NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
 NAME_HEADER = "x-session-id"
-PASSED_ON = ("content-type", "anthropic-beta", RETRY_HEADER)
-"""Headers of a call that its rollout's gateway reads."""
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 
 Json = dict[str, Any]
@@ -227,8 +225,10 @@ class SessionServer:
         if session is None:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
         way = session.offer["environment"]
-        headers = {each: request.headers[each] for each in PASSED_ON if each in request.headers}
-        headers["authorization"] = f"Bearer {way['OPENAI_API_KEY']}"
+        headers = {  # those that a gateway reads
+            "authorization": f"Bearer {way['OPENAI_API_KEY']}",
+            RETRY_HEADER: request.headers.get(RETRY_HEADER, ""),
+        }
         async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
             calling = asyncio.ensure_future(
                 http.request(
@@ -240,7 +240,8 @@ class SessionServer:
             )
             try:
                 while not await settled(request, calling, CHECK_SECONDS):
-                    await self._session(request, name)  # the node of one that has ended may never answer
+                    if not session.result.done():  # the node of a rollout that was lost may never answer
+                        await self._session(request, name)
                 answer = calling.result()
             except httpx.HTTPError as error:
                 raise RequestError(

@@ -158,7 +158,7 @@ class Difference:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
-def difference(canary: Sequence[float], served: Sequence[float], quantile: float = QUANTILE) -> Difference:
+def difference(canary: Sequence[float], served: Sequence[float], *, quantile: float = QUANTILE) -> Difference:
     """The difference of two independent samples of values from -1 to 1 (Welch 1947, by the normal
     distribution).
 

@@ -333,8 +333,8 @@ def held_out_alarm(records: Sequence[Mapping[str, float]]) -> str | None:
         return None
     *earlier, newest = evaluations
     best = max(earlier, key=lambda each: fmean(_outcomes(each)))
-    chance = NormalDist().inv_cdf(1 - 0.005 / math.comb(len(evaluations), 2))
-    success = difference(_outcomes(newest), _outcomes(best), chance)
+    quantile = NormalDist().inv_cdf(1 - 0.005 / math.comb(len(evaluations), 2))
+    success = difference(_outcomes(newest), _outcomes(best), quantile=quantile)
     num_before = max(RECENT_UPDATES, sum(each["step"] <= best["step"] for each in updates))
     before, now = (
         [each["rollout/reward_mean"] for each in some[-RECENT_UPDATES:]]

@@ -85,7 +85,8 @@ class Tracker:
         self._trackers.open(settings)
 
     def alarm(self, text: str) -> None:
-        """Announce something that a person should look into; it is recorded with the next step."""
+        """Announce something that a person should look into; it is recorded with the next step, or at the
+        end."""
         self._new_alarms.append(text)
         self.announce(f"ALARM: {text}")
 
@@ -122,11 +123,8 @@ class Tracker:
             histograms: values by name, such as the staleness of every trajectory, for trackers.
             groups: played for the update, of which trackers may have numbers of their own.
         """
-        for text in self._new_alarms:
-            self._alarms.append({"step": step, "text": text})
-        self._num_alarms += len(self._new_alarms)
         counted = {**metrics, "learn/alarms": len(self._new_alarms)}
-        self._new_alarms.clear()
+        self._record_alarms(step)
         self._record("rollout", step, counted, groups, histograms or {})
         left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
         self._print(self._step_line(step, metrics, left))
@@ -181,9 +179,16 @@ class Tracker:
             self._print("")
         self._trackers.close()
         records = read_metrics(self._directory)
+        self._record_alarms(max((record["step"] for record in records), default=0))  # of the last evaluation
         if any("rollout/reward_mean" in record for record in records):
             draw_curve(records, self._directory / CURVE)
             draw_timeline(records, self._directory / TIMELINE)
+
+    def _record_alarms(self, step: int) -> None:
+        for text in self._new_alarms:
+            self._alarms.append({"step": step, "text": text})
+        self._num_alarms += len(self._new_alarms)
+        self._new_alarms.clear()
 
     def _record(
         self,

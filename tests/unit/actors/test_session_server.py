@@ -220,6 +220,26 @@ def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: Se
         assert len(rollout.result(30).steps) == 1
 
 
+@pytest.mark.slow
+def test_call_that_waits_at_the_reward_is_answered(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
+
+    def slow(messages: list[Message]) -> str:
+        time.sleep(1.0)
+        return "at last"
+
+    with named(server, "a") as client, ThreadPoolExecutor(2) as threads:
+        rollout = threads.submit(play, server.rollout, slow)
+        waiting = threads.submit(client.chat.completions.create, model="m", messages=QUESTION)
+        wait_until(lambda: http.get("/sessions").json()["played"] == 1, 30)
+        time.sleep(0.2)  # the call reaches the rollout
+        http.post("/sessions/a/reward", json={"reward": 1})
+        assert waiting.result(30).choices[0].message.content == "at last"
+        assert rollout.result(30).reward == 1.0
+
+
 def test_call_ends_with_the_rollout_of_a_silent_node(
     monkeypatch: pytest.MonkeyPatch, server: SessionServer
 ) -> None:

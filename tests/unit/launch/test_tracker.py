@@ -201,7 +201,11 @@ def test_alarms_are_announced_recorded_and_counted_after_resume(
     resumed = Tracker(tmp_path, num_steps=10, last_step=3)
     assert read_records(tmp_path / ALARMS) == [{"step": 2, "text": "The engine is stale."}]
     assert "ALARMS 1 " in printed_step(resumed, capsys, 4)
+    resumed.alarm("No step comes after the last evaluation.")
     resumed.close()
+    assert read_records(tmp_path / ALARMS)[1:] == [
+        {"step": 4, "text": "No step comes after the last evaluation."}
+    ]
 
 
 # -- pictures ------------------------------------------------------------------------------------------
