@@ -181,7 +181,7 @@ class SessionServer:
             taking = asyncio.ensure_future(self._waiting.get())
             try:
                 seconds = min(CHECK_SECONDS, ANSWER_SECONDS)
-                while name not in self._named and not await settled(request, taking, seconds):
+                while not await settled(request, taking, seconds) and name not in self._named:
                     if time.monotonic() - start >= ANSWER_SECONDS:
                         return None
             except RequestError:
