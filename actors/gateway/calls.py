@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.messages import same_types
 from policies.gateway.session import Json, PolicyCall
 
 MAX_REMEMBERED = 16
@@ -51,8 +52,9 @@ class SentRequest:
 
     def is_repeated_by(self, call: PolicyCall, num_choices: int, try_number: int) -> bool:
         """Return whether a later try asks for the same."""
+        first = self.calls[0].call
         is_later = self.try_number < try_number and self.num_choices == num_choices
-        return is_later and self.calls[0].call == call
+        return is_later and first == call and same_types(first.messages, call.messages)
 
 
 class ProgramCalls:

@@ -482,6 +482,16 @@ def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> N
     assert len(training_samples(trajectory)) == 2 * num_choices
 
 
+def test_request_with_false_in_the_place_of_0_is_no_retry() -> None:
+    def asked(value: object) -> PolicyCall:
+        return PolicyCall([{"role": "tool", "content": "", "result": value}])
+
+    calls = ProgramCalls()
+    calls.abandon([calls.take(asked(0))], 1)
+    assert calls.again(asked(False), 1, 0) == []
+    assert len(calls.again(asked(0), 1, 0)) == 1
+
+
 def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
     calls = ProgramCalls()
     asked = PolicyCall([{"role": "user", "content": "a"}])
