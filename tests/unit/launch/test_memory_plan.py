@@ -434,20 +434,16 @@ def test_run_needs_what_was_measured(settings: list[str], measured: float) -> No
     assert planned == pytest.approx(measured, rel=0.1)
 
 
-def test_smollm2_learns_in_8_gb_with_adapters() -> None:
-    least = ["recipe=smollm2", *LORA, HALVED, "fleet.pairs_per_actor=16"]
-    rows = processes(compose(least), ModelShape.of(SMOLLM2))
-    assert sum(row.count * row.bytes for row in rows) < 8 * GB
-
-
 # By how many GB free memory fell in three updates of the recipe and the checkpoint after them; then the peaks
-# of whole runs of the learning curves: with LoRA of ten updates, without of 28.
+# of whole runs of the learning curves: with LoRA of ten updates, without of 28. The least one is of two updates:
+# its rank takes 1.2 GB more than planned.
 @pytest.mark.parametrize(
     ("settings", "measured"),
     [
         (["recipe=smollm2"], 11.8),
         (["recipe=smollm2", "fleet.num_actors=32"], 13.5),
         (["recipe=smollm2", "learner.lora.rank=16", "learner.optimizer.lr=2e-4"], 10.8),
+        (["recipe=smollm2", *LORA, HALVED, "fleet.pairs_per_actor=16"], 9.0),
         (["recipe=word_problems"], 12.5),
         (["recipe=word_problems"], 12.9),
     ],
