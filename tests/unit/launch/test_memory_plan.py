@@ -435,8 +435,8 @@ def test_run_needs_what_was_measured(settings: list[str], measured: float) -> No
 
 
 # By how many GB free memory fell in three updates of the recipe and the checkpoint after them; then the peaks
-# of whole runs of the learning curves: with LoRA of ten updates, without of 28. The least one is of two updates:
-# its rank takes 1.2 GB more than planned.
+# of whole runs of the learning curves: with LoRA of ten updates, without of 28. The least is of two,
+# and its rank takes 1.2 GB more than planned.
 @pytest.mark.parametrize(
     ("settings", "measured"),
     [
