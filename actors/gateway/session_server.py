@@ -47,6 +47,7 @@ from actors.gateway.server import (
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
+from policies.agent_api.context import SESSION_HEADER
 from policies.model_api.errors import RequestError
 
 SESSIONS_PORT = 8100
@@ -62,7 +63,6 @@ MAX_REWARD = 1e30
 MAX_NAMES = 10_000
 """Names that are remembered: a program that goes on after its session's end gets no other task."""
 NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
-NAME_HEADER = "x-session-id"
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 
 Json = dict[str, Any]
@@ -220,7 +220,7 @@ class SessionServer:
 
         name = self._sender(request)
         if not name[1]:
-            raise RequestError(f"Name the session: send KEY:NAME for the key, or {NAME_HEADER}: NAME.")
+            raise RequestError(f"Name the session: send KEY:NAME for the key, or {SESSION_HEADER}: NAME.")
         session = await self._session(request, name)
         if session is None:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
@@ -282,7 +282,7 @@ class SessionServer:
     def _sender(self, request: Request) -> tuple[str, str]:
         """The name of a request's key, and of the session that it is of: empty where it names none."""
         headers = request.headers
-        sender, name = self._keys.sender(headers), headers.get(NAME_HEADER, "")
+        sender, name = self._keys.sender(headers), headers.get(SESSION_HEADER, "")
         for key, colon, after in (each.rpartition(":") for each in sent_keys(headers) if sender is None):
             if colon:
                 sender, name = self._keys.name_of(key.encode("latin-1")), after

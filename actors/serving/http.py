@@ -27,7 +27,7 @@ from actors.serving.stored_responses import SharedResponses
 from environments.command_name import command_name
 from environments.data.recordings import Recordings
 from environments.errors import TroupeError
-from policies.agent_api.context import IdempotencyKey, RequestContext
+from policies.agent_api.context import SESSION_HEADER, IdempotencyKey, RequestContext
 from policies.model_api.dialects.base import DONE, Dialect, Json
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import RequestError, invalid_body
@@ -129,7 +129,7 @@ def request_context(request: Request) -> RequestContext:
     key = headers.get("idempotency-key")
     return RequestContext(
         owner=request.state.caller.name or "",
-        session=headers.get("x-session-id"),
+        session=headers.get(SESSION_HEADER),
         keeps_history=True,
         idempotency=None if key is None else IdempotencyKey(key),
         may_be_recorded=may_be_recorded(request),

@@ -89,8 +89,7 @@ def _adapter_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdap
     checked: Any = functools.wraps(function)(lambda **arguments: arguments)
     checked.__annotations__ = hints
     try:
-        function_type: Any = checked
-        adapter = TypeAdapter[Any](function_type, config=ConfigDict(extra="forbid"))  # also of what they hold
+        adapter = TypeAdapter[Any](checked, config=ConfigDict(extra="forbid"))  # also of what they hold
         return adapter, _json_schema(adapter)
     except PydanticUserError as error:
         raise ConfigError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SESSION_HEADER = "x-session-id"
+"""Header by which a client names the session that its request is of."""
 MAX_STORED = 1000
 """Things of one kind that are kept for an API key: the oldest are forgotten first."""
 
