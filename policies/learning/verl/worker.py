@@ -106,9 +106,8 @@ class VerlWorker(TrainingWorker):
         torch.manual_seed(seed)
         dropout.switch_off_in_config(config.model_config.hf_config)
         if (reader := picture_reader(config.model_config.local_path)) is not None:
-            config.model_config.processor = (
-                reader.processor
-            )  # a checkpoint has it too; verl loads Qwen's alone
+            # A checkpoint has it too; verl itself loads Qwen's alone.
+            config.model_config.processor = reader.processor
         super().__init__(config)
         self.reset()
         dropout.switch_off_in_modules(self.engine.module)
