@@ -71,10 +71,10 @@ class BaseEnv(ABC):
     """True if ``from_dict`` gets a ``"seed"`` where the task has none. It is the same for all trajectories
     of a group, so that they can be compared."""
 
-    resumes_by: ClassVar[Literal["replay", "snapshot"] | None] = None
+    resumes_by: ClassVar[Literal["replay", "snapshot", "answers"] | None] = None
     """Way in which an episode whose process has died goes on in a new environment of the same task: by
     ``"replay"`` of its actions, where the same actions always get the same answers, by ``"snapshot"`` and
-    ``restore``, or not at all: then it starts again."""
+    ``restore``, or not at all: then it starts again. ``"answers"`` is for rollout functions alone."""
 
     # On the class, so that subclasses need not call super().__init__():
     idx: int | None = None

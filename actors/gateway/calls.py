@@ -6,11 +6,13 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from environments.messages import same_types
+from environments.types import Message
 from policies.gateway.session import Json, PolicyCall
 
 MAX_REMEMBERED = 16
@@ -28,6 +30,8 @@ class WaitingCall:
     """A call whose answer the program's client waits for."""
 
     call: PolicyCall
+    num_choices: int = 1
+    """Choices of its request, each of which is a call."""
     is_count: bool = False
     """True where only the number of its prompt's tokens is wanted."""
     answer: Future[Json] = field(default_factory=_unanswered)
@@ -39,6 +43,18 @@ class ProgramEnd:
 
     value: Any = None
     error: BaseException | None = None
+
+
+class PlayedCall(NamedTuple):
+    """A call that has an answer, as the journal has it."""
+
+    call: PolicyCall
+    """Without the messages that it has from the one before it."""
+    num_repeated: int
+    """Number of these messages."""
+    num_choices: int
+    unseen: list[int]
+    """Numbers of the answers before it whose client has gone."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,9 +102,31 @@ class ProgramCalls:
                     return each.calls
         return []
 
-    def take(self, call: PolicyCall, is_count: bool = False) -> WaitingCall:
+    def resume(self, played: Sequence[PlayedCall]) -> list[Message]:
+        """Take the calls in that were answered in another process, in their order, before any new one.
+
+        Their clients may have lost the answers: one that comes again as a retry gets the same.
+
+        Returns:
+            The messages of the last one.
+        """
+        messages: list[Message] = []
+        for number, each in enumerate(played):
+            messages = [*messages[: each.num_repeated], *each.call.messages]
+            waiting = self.take(replace(each.call, messages=messages), each.num_choices)
+            sent = self._gone if number in played[-1].unseen else self._answered
+            for request in sent:
+                lacks_choices = len(request.calls) < each.num_choices
+                if lacks_choices and request.is_repeated_by(waiting.call, each.num_choices, 1):
+                    request.calls.append(waiting)
+                    break
+            else:
+                sent.append(SentRequest([waiting], each.num_choices, 0))
+        return messages
+
+    def take(self, call: PolicyCall, num_choices: int = 1, is_count: bool = False) -> WaitingCall:
         """Take a call in, or the wish to know how many tokens its prompt has."""
-        waiting = self._newest = WaitingCall(call, is_count)
+        waiting = self._newest = WaitingCall(call, num_choices, is_count)
         self._moved = time.monotonic()
         waiting.answer.add_done_callback(self._note_answer)
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -68,6 +67,8 @@ class Access:
     """Function that has the gateway listen for other machines too, and returns its address for them."""
     idle_seconds: Callable[[], float]
     """Function that returns the time since their last call; 0 before the first, and while one waits."""
+    session: str
+    """Name of the rollout; it opens nothing."""
     serve: Callable[[socket.socket], Callable[[], None]]
     """Function that answers at another listening socket too, until the one that it returns is called."""
 
@@ -87,7 +88,7 @@ class PolicyClient:
 
     def __init__(self, access: Access, is_async: bool) -> None:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
-        self.session = secrets.token_urlsafe(12)
+        self.session = access.session
         self._access, self._is_async = access, is_async
         self._programs: set[Supervised] = set()
         self._is_closed = False

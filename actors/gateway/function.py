@@ -17,14 +17,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import secrets
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
 from numbers import Real
+from operator import is_
 from typing import Any
 
-from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
+from actors.gateway.calls import PlayedCall, ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
+from actors.gateway.remote_program import RemoteProgram
 from actors.rollouts.rollout import CountsTokens, Pair
 from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
 from environments.errors import AgentError, ConfigError, EnvironmentFailure, PromptTooLongError
@@ -149,9 +154,13 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
         self._waiting: WaitingCall | None = None
         self._end: ProgramEnd | None = None
         self._num_tool_calls = self._num_foreign = self._num_branches = 0
+        self._name = ""
+        """Name of the session, where that is not to be a new one."""
+        self._recorded: list[Message] = []
+        """Messages of the last call that was recorded."""
 
     def reset(self) -> tuple[Any, Json]:
-        self._program = Program(self._rollout, self._task, self._calls)
+        self._program = Program(self._rollout, self._task, self._calls, self._name)
         try:
             observation, _, done, info = self._next()
         except KeyboardInterrupt as error:  # by which a rollout is interrupted at its time limit
@@ -288,15 +297,41 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
             self._waiting = None
 
 
+class RemoteEnv(FunctionEnv):
+    """A rollout whose program lives on when this process dies: with another one that has its answers."""
+
+    resumes_by = "answers"
+
+    def snapshot(self) -> PlayedCall:
+        """The call whose answer is there, and that has not been sent."""
+        assert self._waiting is not None
+        call = self._waiting.call
+        num_repeated = sum(takewhile(bool, map(is_, call.messages, self._recorded)))
+        self._recorded = call.messages
+        new = replace(call, messages=call.messages[num_repeated:])
+        return PlayedCall(new, num_repeated, self._waiting.num_choices, self._calls.unseen())
+
+    def restore(self, snapshot: tuple[str, list[PlayedCall]]) -> None:
+        """Begin an episode of this name with the calls that were answered before."""
+        name, played = snapshot
+        self._name = self._rollout.session_of(name)
+        self._recorded = self._calls.resume(played)
+
+
 class Program:
     """A rollout function on a task, in a thread of its own.
 
     Args:
         calls: takes what it asks the policy, and its end.
+        name: of its session; empty for a new one.
     """
 
     def __init__(
-        self, function: Callable[[Task, PolicyClient], Any], task: Task, calls: ProgramCalls
+        self,
+        function: Callable[[Task, PolicyClient], Any],
+        task: Task,
+        calls: ProgramCalls,
+        name: str,
     ) -> None:
         from actors.gateway.server import gateway  # it loads an HTTP server, which other pairs need not
 
@@ -308,6 +343,7 @@ class Program:
             key=self._key,
             open_to_others=lambda: self._gateway.remote_url,
             idle_seconds=calls.idle_seconds,
+            session=name or secrets.token_urlsafe(12),
             serve=self._gateway.serve,
         )
         self.client = PolicyClient(access, is_async=_is_async(function))
@@ -376,7 +412,7 @@ def pair_of(
     _check_function(rollout)
     return Pair(
         agent_class=FunctionAgent,
-        env_class=FunctionEnv,
+        env_class=RemoteEnv if isinstance(rollout, RemoteProgram) else FunctionEnv,
         agent_args=dict(agent_args),
         env_args={**agent_args, **env_args, "rollout": rollout},
         more_modules=(*MODULES, rollout.__module__),

@@ -6,7 +6,9 @@ This module is imported in every rollout worker. It must stay light.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from actors.gateway.client import PolicyClient
@@ -35,6 +37,10 @@ class RemoteProgram:
     key: str = field(repr=False)
     silent_seconds: float
 
+    def session_of(self, rollout: str) -> str:
+        """Return the name of a rollout's session, the same wherever that is played."""
+        return blake2b(f"{self.key}/{rollout}".encode(), digest_size=12).hexdigest()
+
     async def __call__(self, task: Task, client: PolicyClient) -> RewardOutput | list[float]:
         """Wait until the task has been played.
 
@@ -54,7 +60,14 @@ class RemoteProgram:
         try:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
                 offered = http.post(f"{self.url}/offers", json=offer, headers=authorization)
-                response = await self._watched(asyncio.ensure_future(offered), client)
+                try:
+                    response = await self._watched(asyncio.ensure_future(offered), client)
+                except (
+                    BaseException
+                ):  # it has ended here; where this process dies, another one goes on with it
+                    with suppress(httpx.HTTPError):
+                        await http.delete(f"{self.url}/offers/{client.session}", headers=authorization)
+                    raise
                 result = response.raise_for_status().json()
         except httpx.HTTPError as error:
             raise EnvironmentFailure(

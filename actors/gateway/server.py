@@ -141,21 +141,20 @@ class Gateway:
 
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
-    retries = request.headers.get(RETRY_HEADER, "")
-    num_retries = int(retries) if retries.isdecimal() and len(retries) < 10 else 0
+    try_number = num_retries(request)
     answers: list[Json] = []
-    taken = calls.again(call, body.num_choices, num_retries)
+    taken = calls.again(call, body.num_choices, try_number)
     try:
         while len(answers) < body.num_choices:
             if len(taken) == len(answers):
-                taken.append(calls.take(call))
+                taken.append(calls.take(call, body.num_choices))
             answer = asyncio.wrap_future(taken[len(answers)].answer)
             await settled(request, answer)
             answers.append(answer.result())
     except BaseException:
         calls.abandon(taken, body.num_choices)  # it gets none of them now, and all of them if it comes back
         raise
-    calls.remember(taken, body.num_choices, num_retries)
+    calls.remember(taken, body.num_choices, try_number)
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]
@@ -163,6 +162,12 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
     counts = [each["usage"] for each in completions]
     usage = {name: sum(count[name] for count in counts) for name in counts[0]}
     return {**completions[0], "choices": choices, "usage": usage}
+
+
+def num_retries(request: Request) -> int:
+    """Number of times that its client has sent a request before, as far as that names it."""
+    number = request.headers.get(RETRY_HEADER, "")
+    return int(number) if number.isdecimal() and len(number) < 10 else 0
 
 
 async def body_of(request: Request) -> Json:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from ray.util import get_node_ip_address
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -42,6 +43,7 @@ from actors.gateway.server import (
     application,
     body_of,
     listen,
+    num_retries,
     settled,
 )
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
@@ -55,6 +57,10 @@ CLAIM_SECONDS = 120.0
 """Time that a task waits for a program."""
 SILENT_SECONDS = 300.0
 """Time from one call of a program to the next, or to its reward."""
+LOST_SECONDS = 120.0
+"""Time that a session whose rollout actor is lost waits for another one."""
+RESEND_SECONDS = 0.2
+"""Time after which a call is sent again whose node has not answered."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 CHECK_SECONDS = 1.0
@@ -68,11 +74,12 @@ RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class _Session:
     """A rollout that waits for a program, and then for its reward."""
 
     offer: Json
+    """The last one: another actor goes on with a rollout whose process has died."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
 
@@ -117,6 +124,8 @@ class SessionServer:
         self._claim_seconds, self._late = claim_seconds, LateRewards(Path(late_rewards).resolve())
         self._open: dict[str, _Session] = {}
         """Sessions by their ids: those that wait for a program, and those that are played."""
+        self._ended: dict[str, Json] = {}
+        """Results by the ids of their sessions."""
         self._waiting: asyncio.Queue[_Session] = asyncio.Queue()
         """Sessions that wait for a program, and some that are over meanwhile."""
         self._named: dict[tuple[str, str], str] = {}
@@ -125,6 +134,7 @@ class SessionServer:
             *(Route(path, self._pass_on, methods=["POST"]) for path in (*DIALECTS, COUNT_PATH)),
             Route(MODELS_PATH, self._pass_on, methods=["GET"]),
             Route("/offers", self._offer, methods=["POST"]),
+            Route("/offers/{id}", self._withdraw, methods=["DELETE"]),
             Route("/sessions", self._claim, methods=["POST"]),
             Route("/sessions", self._count, methods=["GET"]),
             Route("/sessions/{id}/reward", self._reward, methods=["POST"]),
@@ -148,13 +158,14 @@ class SessionServer:
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
-        if self.rollout.key not in sent_keys(request.headers):
-            raise RequestError(
-                "Only the rollouts of this training offer tasks.", status=401, code="invalid_api_key"
-            )
-        session = _Session(await request.json())
-        self._open[session.offer["id"]] = session
-        self._waiting.put_nowait(session)
+        self._check_rollout(request)
+        offer = await request.json()
+        if offer["id"] in self._ended:  # its actor has died with the result
+            return JSONResponse(self._ended[offer["id"]])
+        if (session := self._open.get(offer["id"])) is None:
+            session = self._open[offer["id"]] = _Session(offer)
+            self._waiting.put_nowait(session)
+        session.offer = offer
         try:
             while not await settled(request, session.claimed, self._claim_seconds):
                 if time.monotonic() - self._last_request >= self._claim_seconds:  # else they are busy
@@ -162,11 +173,34 @@ class SessionServer:
                         f"No program has asked for a task for {self._claim_seconds:g} s: start some that "
                         f"send POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
                     )
+                    self._end(session, offer)
                     return JSONResponse({"unclaimed": reason})
             await settled(request, session.result)
-            return JSONResponse(session.result.result())
-        finally:
-            del self._open[session.offer["id"]]
+        except RequestError:
+            asyncio.get_running_loop().call_later(LOST_SECONDS, self._end, session, offer)
+            raise
+        self._end(session, offer)
+        result = self._ended[offer["id"]] = session.result.result()
+        if len(self._ended) > MAX_NAMES:
+            del self._ended[next(iter(self._ended))]
+        return JSONResponse(result)
+
+    def _end(self, session: _Session, offer: Json) -> None:
+        """Forget a session, unless another actor has gone on with it."""
+        if session.offer is offer:
+            self._open.pop(offer["id"], None)
+
+    async def _withdraw(self, request: Request) -> Response:
+        """End a session whose rollout has ended without its result."""
+        self._check_rollout(request)
+        self._open.pop(request.path_params["id"], None)
+        return Response(status_code=204)
+
+    def _check_rollout(self, request: Request) -> None:
+        if self.rollout.key not in sent_keys(request.headers):
+            raise RequestError(
+                "Only the rollouts of this training offer tasks.", status=401, code="invalid_api_key"
+            )
 
     async def _claim(self, request: Request) -> Response:
         """Hand out the task that has waited longest; status 204 says that none waits now."""
@@ -216,40 +250,48 @@ class SessionServer:
 
     async def _pass_on(self, request: Request) -> Response:
         """Have the rollout of a named session answer a call of the policy."""
-        import httpx
-
         name = self._sender(request)
         if not name[1]:
             raise RequestError(f"Name the session: send KEY:NAME for the key, or {SESSION_HEADER}: NAME.")
         session = await self._session(request, name)
         if session is None:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
-        way = session.offer["environment"]
-        headers = {  # those that a gateway reads
-            "authorization": f"Bearer {way['OPENAI_API_KEY']}",
-            RETRY_HEADER: request.headers.get(RETRY_HEADER, ""),
-        }
+        try_number = num_retries(request)
         async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-            calling = asyncio.ensure_future(
-                http.request(
-                    request.method,
-                    f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
-                    content=await request.body(),
-                    headers=headers,
-                )
-            )
-            try:
-                while not await settled(request, calling, CHECK_SECONDS):
-                    if not session.result.done():  # the node of a rollout that was lost may never answer
-                        await self._session(request, name)
-                answer = calling.result()
-            except httpx.HTTPError as error:
-                raise RequestError(
-                    f"The node that plays session {name[1]!r} does not answer ({error!r}).", status=502
-                ) from error
-            finally:
-                calling.cancel()
+            while (answer := await self._sent(request, session, name, try_number, http)) is None:
+                await asyncio.sleep(RESEND_SECONDS)
+                await self._session(request, name)
+                try_number += 1
         return Response(answer.content, answer.status_code, {"content-type": answer.headers["content-type"]})
+
+    async def _sent(
+        self,
+        request: Request,
+        session: _Session,
+        name: tuple[str, str],
+        try_number: int,
+        http: httpx.AsyncClient,
+    ) -> httpx.Response | None:
+        """The answer of the node that plays a session now; ``None`` where that is lost."""
+        offer, way = session.offer, session.offer["environment"]
+        sending = http.request(
+            request.method,
+            f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
+            content=await request.body(),
+            headers={"authorization": f"Bearer {way['OPENAI_API_KEY']}", RETRY_HEADER: str(try_number)},
+        )
+        calling = asyncio.ensure_future(sending)
+        try:
+            while not await settled(request, calling, CHECK_SECONDS):
+                if session.offer is not offer:  # such a node may never answer
+                    return None
+                if not session.result.done():
+                    await self._session(request, name)
+            return calling.result()
+        except httpx.TransportError:
+            return None
+        finally:
+            calling.cancel()
 
     async def _count(self, request: Request) -> Response:
         self._sender(request)

@@ -41,9 +41,10 @@ class FinishedTurn:
     num_repeated: int
     num_pictures: int
     action: Any
-    outcome: Outcome
+    outcome: Outcome | None
     snapshot: Any = None
-    """Value of ``BaseEnv.snapshot`` after the turn, for environments that are restored."""
+    """Value of ``BaseEnv.snapshot`` after the turn, for environments that are restored; before its outcome,
+    which is ``None``, for those that resume by their answers."""
 
 
 class Journal:
@@ -53,6 +54,7 @@ class Journal:
         resumes_by: ``BaseEnv.resumes_by`` of the environment's class; ``None`` records nothing.
         record: called with the index and the bytes of a finished turn; it does not wait.
         entries: the bytes of the turns that are finished, in their order.
+        name: of the episode, the same for all attempts that go on with it.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class Journal:
         resumes_by: str | None = None,
         record: Callable[[int, bytes], None] | None = None,
         entries: Sequence[bytes] = (),
+        name: str = "",
     ) -> None:
-        self._resumes_by = resumes_by
+        self._resumes_by, self._name = resumes_by, name
         self._record = record if resumes_by else None
         self._finished: list[FinishedTurn] = []
         self._last: Completion | None = None
@@ -81,7 +84,10 @@ class Journal:
 
         ``name`` is the method of ``env`` that ``begin`` calls.
         """
-        if self._finished and self._resumes_by == "snapshot":
+        if self._resumes_by == "answers":
+            env.restore((self._name, [turn.snapshot for turn in self._finished]))
+            self._opening = begin(env)
+        elif self._finished and self._resumes_by == "snapshot":
             env.restore(self._finished[-1].snapshot)
             self._opening = self._finished[0].opening
         else:
@@ -95,17 +101,25 @@ class Journal:
         return self._finished[turn].completion if turn < len(self._finished) else None
 
     def step(
-        self, turn: int, env: BaseEnv, action: Any, take_action: Callable[[BaseEnv, Any], Outcome]
+        self,
+        turn: int,
+        env: BaseEnv,
+        completion: Completion,
+        action: Any,
+        take_action: Callable[[BaseEnv, Any], Outcome],
     ) -> Outcome:
-        """The environment's answer to ``action``.
+        """The environment's answer to ``action``, which the agent has made of ``completion``.
 
         Raises:
             ContractError: the agent or the environment does not repeat a finished turn.
         """
-        if turn >= len(self._finished):
+        if self._resumes_by == "answers":
+            self._write(turn, env, completion, None, None)  # whoever gets the answer lives on
+        if turn >= len(self._finished) or self._resumes_by == "answers":
             return take_action(env, action)
         finished = self._finished[turn]
         _check_same(env, f"the action of turn {turn + 1}", finished.action, action)
+        assert finished.outcome is not None
         if self._resumes_by == "snapshot":
             return finished.outcome
         outcome = take_action(env, action)
@@ -114,9 +128,15 @@ class Journal:
 
     def record(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
         """Record ``turn``, unless it was recorded before it was resumed."""
+        if self._resumes_by != "answers":
+            self._write(turn, env, completion, action, outcome)
+
+    def _write(
+        self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome | None
+    ) -> None:
         if self._record is None or turn < len(self._finished):
             return
-        snapshot = env.snapshot() if self._resumes_by == "snapshot" else None
+        snapshot = None if self._resumes_by == "replay" else env.snapshot()
         num_repeated = 0 if self._last is None else completion.num_repeated(self._last)
         shown = () if self._last is None else self._last.pictures
         num_pictures = len(shown) if completion.pictures[: len(shown)] == shown else 0
@@ -147,6 +167,12 @@ class JournalStore:
         self._num_bytes = 0
         self._entries: dict[str, dict[int, bytes]] = {}
         self._attempts: dict[str, int] = {}
+        self._begun_by: dict[str, int] = {}
+        """The first attempt at an episode that has not been dropped since."""
+
+    def begun_by(self, rollout_id: str) -> int:
+        """Return the attempt with which an open episode has begun."""
+        return self._begun_by[rollout_id]
 
     def open(self, rollout_id: str, attempt: int, beginning: Sequence[bytes] = ()) -> list[bytes]:
         """The finished turns of an episode; from now on only this attempt may add to them.
@@ -157,6 +183,7 @@ class JournalStore:
         self._attempts[rollout_id] = attempt
         if rollout_id not in self._entries:
             self._entries[rollout_id] = dict(enumerate(beginning))
+            self._begun_by[rollout_id] = attempt
             self._num_bytes += sum(map(len, beginning))
         entries = self._entries[rollout_id]
         num_leading = _num_leading(entries)
@@ -178,6 +205,7 @@ class JournalStore:
     def drop(self, rollout_id: str) -> None:
         """Forget an episode."""
         self._attempts.pop(rollout_id, None)
+        self._begun_by.pop(rollout_id, None)
         self._num_bytes -= sum(map(len, self._entries.pop(rollout_id, {}).values()))
 
 

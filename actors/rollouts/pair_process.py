@@ -172,8 +172,10 @@ class PairProcess:
             match message:
                 case "sample", (request, deadline):
                     self._sample(request, deadline)
-                case "record_turn", (rollout_id, attempt, index, entry):
-                    self._link.record_turn(rollout_id, attempt, index, entry)
+                case "record_turn", turn:
+                    self._link.record_turn(*turn)
+                    if turn[-1]:
+                        self._here.send_bytes(b"")
                 case "on_step", (rollout_id, step):
                     self._link.on_step(rollout_id, step)
                 case "result", (value,):
@@ -207,9 +209,11 @@ class PipeLink:
             raise answer
         return answer
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
         """Send a turn."""
-        self.send("record_turn", rollout_id, attempt, index, entry)
+        self.send("record_turn", rollout_id, attempt, index, entry, waits)
+        if waits:
+            self._connection.recv_bytes()
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Send a step."""

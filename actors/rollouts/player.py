@@ -59,6 +59,8 @@ class Attempt(NamedTuple):
     number: int = 1
     entries: Sequence[bytes] = ()
     """The journal of the attempts before."""
+    begun_by: int = 1
+    """The first of those attempts: all of them are one episode."""
     history: Sequence[PastMessage] = ()
     """The messages before, which an actor repeats that does not retain their pair."""
 
@@ -97,8 +99,8 @@ class Link(Protocol):
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
         """Sample a completion; at ``deadline``, of ``time.monotonic``, nobody waits for it any more."""
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
-        """Let the fleet store a finished turn, without waiting for it."""
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
+        """Let the fleet store a finished turn; return when it has, if ``waits``."""
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Pass a step on to who follows the rollouts."""
@@ -141,7 +143,7 @@ class Player:
                     self._repeat(history, agent, env)
                     request = replayed(agent, env, request, self._limits)
                 num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
-                journal = self._journal(request, attempt.number, turns)
+                journal = self._journal(request, attempt, turns)
                 on_step = partial(self._link.on_step, request.rollout_id) if self._link.is_followed else None
                 trajectory = run_rollout(agent, env, self._sample, request, self._limits, journal, on_step)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
@@ -218,15 +220,17 @@ class Player:
             return ()
         return tuple(tuple(turns[:turn]) for turn in chosen)
 
-    def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
+    def _journal(self, request: RolloutRequest, attempt: Attempt, turns: list[bytes]) -> Journal:
         """A journal that the fleet stores. New turns of a conversation are added to ``turns``."""
 
         def record(index: int, entry: bytes) -> None:
             if request.keep_seconds is not None or request.forked_at is not None:
                 turns.append(entry)
-            self._link.record_turn(request.rollout_id, attempt, index, entry)
+            waits = resumes_by == "answers"  # before anybody has the answer
+            self._link.record_turn(request.rollout_id, attempt.number, index, entry, waits)
 
-        return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
+        resumes_by = self._pair.env_class.resumes_by
+        return Journal(resumes_by, record, tuple(turns), f"{request.rollout_id}/{attempt.begun_by}")
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

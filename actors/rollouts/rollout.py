@@ -219,7 +219,7 @@ def run_rollout(
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
         begun_in = {STATE_KEY: info[STATE_KEY]} if STATE_KEY in info else {}
         with in_env(env, "step"):
-            outcome = journal.step(turn, env, action, take_action)
+            outcome = journal.step(turn, env, completion, action, take_action)
         with in_env(env, "snapshot"):
             journal.record(turn, env, completion, action, outcome)
         observation, step.reward, step.done, info = outcome

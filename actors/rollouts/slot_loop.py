@@ -117,9 +117,11 @@ class SlotLoop:
         history = () if slot.pair is not None else self._past_messages.before(request)
         if history is None:
             return self._lost(request)
-        entries = self.dispatcher.journals.open(request.rollout_id, rollout.attempt, rollout.beginning)
+        journals = self.dispatcher.journals
+        entries = journals.open(request.rollout_id, rollout.attempt, rollout.beginning)
         self.totals.num_resumed_turns += len(entries) - len(rollout.beginning)
-        result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, history))
+        begun_by = journals.begun_by(request.rollout_id)
+        result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, begun_by, history))
         if result.retained:
             if result.turns:
                 self._past_messages.retain(PastMessage(request, result.turns))

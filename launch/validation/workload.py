@@ -96,10 +96,10 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
             f"rollout.group_size={4 * forks.roots}.",
         ),
         (
-            env_class.resumes_by is None,
-            f"and {env_class.__name__}.resumes_by is None, so that no episode goes on from its middle: set "
-            "it to 'replay' or 'snapshot' (environments.base.BaseEnv says what they promise), or leave "
-            "rollout.forks out.",
+            env_class.resumes_by in (None, "answers"),
+            f"and {env_class.__name__}.resumes_by is {env_class.resumes_by!r}, so that no episode "
+            "goes on from its middle: set it to 'replay' or 'snapshot' (environments.base.BaseEnv says what "
+            "they promise), or leave rollout.forks out.",
         ),
         (
             distance is not None and int(distance[1]) >= rollout.max_steps,

@@ -84,7 +84,14 @@ def play(
 
 def client_with(key: str, serve: Callable[[socket.socket], Callable[[], None]] | None = None) -> PolicyClient:
     serve = serve or gateway().serve
-    access = Access(url="http://127.0.0.1:8000", key=key, open_to_others=str, idle_seconds=float, serve=serve)
+    access = Access(
+        url="http://127.0.0.1:8000",
+        key=key,
+        open_to_others=str,
+        idle_seconds=float,
+        session="a",
+        serve=serve,
+    )
     return PolicyClient(access, is_async=False)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,22 @@ import pytest
 from machine import wait_until
 from ray.util import get_node_ip_address
 from shown_programs import PLAY
-from test_rollout_function import TASK, play
+from test_rollout_function import TASK, echo, play
 
+from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
-from actors.rollouts.player import NODE_ADDRESS
+from actors.rollouts.journal import JournalStore
+from actors.rollouts.pair_process import PairProcess, Zygote
+from actors.rollouts.player import NODE_ADDRESS, Attempt
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.serving.keys import KEYS_VARIABLE
 from environments.data.late_rewards import LateRewards
 from environments.errors import AgentError, ConfigError, EnvironmentFailure
-from environments.types import Message, TerminationReason, Trajectory
+from environments.types import Completion, Message, TerminationReason, Trajectory
 from policies.learning.samples import is_judged, training_samples
+from policies.sampler import SampleRequest, ScriptedSampler
 
 KEY = "a-key-of-the-programs"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -241,10 +249,88 @@ def test_call_that_waits_at_the_reward_is_answered(
         assert rollout.result(30).reward == 1.0
 
 
+class KilledPlaces:
+    """Plays a rollout in processes of which the first is killed, at a moment of the second call."""
+
+    is_followed = False
+
+    def __init__(self, moment: str) -> None:
+        self.moment, self.num_sampled = moment, 0
+        self.journals, self.process = JournalStore(), None
+
+    def kill(self, moment: str) -> None:
+        if self.moment == moment and self.num_sampled >= 2:
+            self.moment = ""
+            os.kill(self.process._pid, signal.SIGKILL)
+
+    def sample(self, request: SampleRequest, deadline: float) -> Completion:
+        self.num_sampled += 1
+        self.kill("while it is sampled")
+        return asyncio.run(ScriptedSampler(echo).sample(request))
+
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
+        assert waits
+        self.journals.record(rollout_id, attempt, index, entry)
+        self.kill("before its answer is sent")
+
+    def play(self, rollout: RemoteProgram) -> tuple[Trajectory, int]:
+        """The trajectory, and the number of attempts."""
+        pair = pair_of(None, None, rollout, {}, {})
+        request = RolloutRequest(rollout_id=self.moment, group_id="a", task=TASK)
+        zygote = Zygote(pair)
+        for number in count(1):
+            entries = self.journals.open(request.rollout_id, number)
+            self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60), self)
+            begun_by = self.journals.begun_by(request.rollout_id)
+            attempt = Attempt(request, number, entries, begun_by)
+            trajectory = self.process.run(attempt).trajectory
+            self.process.end()
+            if trajectory.termination_reason is not TerminationReason.CRASHED:
+                break
+        zygote.end()
+        return trajectory, number
+
+
+def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
+    """What a program is answered: a conversation, in its middle a sub-agent with two choices."""
+    messages: list[Any] = [{"role": "user", "content": "a"}]
+    answers = []
+    for content in ("b", "c"):
+        response = client.chat.completions.create(model="m", messages=messages, n=1 + bool(answers))
+        answers += [each.message.content or "" for each in response.choices]
+        places.kill("after its answer")
+        messages += [response.choices[0].message, {"role": "user", "content": content}]
+    answers.append(client.responses.create(model="m", input="of another agent").output_text)
+    last = client.chat.completions.create(model="m", messages=messages, stream=True)
+    return [*answers, "".join(each.choices[0].delta.content or "" for each in last)]
+
+
+@pytest.mark.slow
+def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server: SessionServer) -> None:
+    played = []
+    for moment in ("never", "while it is sampled", "before its answer is sent", "after its answer"):
+        places = KilledPlaces(moment)
+        with named(server, moment.replace(" ", "-")) as client, ThreadPoolExecutor(1) as threads:
+            rollout = threads.submit(places.play, server.rollout)
+            answers = told(client, places)
+            session = client.api_key.rpartition(":")[2]
+            assert http.post(f"/sessions/{session}/reward", json={"reward": 1}).status_code == 200
+            trajectory, num_attempts = rollout.result(60)
+        assert trajectory.termination_reason is TerminationReason.ENV_DONE, trajectory.error
+        assert num_attempts == 1 + (moment != "never")
+        assert places.num_sampled == 5 + (moment == "while it is sampled"), "nothing else is sampled again"
+        infos = [{**step.info, "session": ""} for step in trajectory.steps]
+        trajectory.rollout_id = "a"
+        played.append((answers, infos, trajectory.metrics, training_samples(trajectory)))
+    assert played[1:] == played[:1] * 3
+    assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
+
+
 def test_call_ends_with_the_rollout_of_a_silent_node(
     monkeypatch: pytest.MonkeyPatch, server: SessionServer
 ) -> None:
     """The node is lost: it answers no more, and the connection of its offer has ended."""
+    monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.1)
     monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
 
     def offer(address: str) -> httpx.Response:
