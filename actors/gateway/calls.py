@@ -57,20 +57,22 @@ class PlayedCall(NamedTuple):
     """Numbers of the answers before it whose client has gone."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class SentRequest:
     """A request that its client may send again: the calls that it has made so far, one for each choice."""
 
     calls: list[WaitingCall]
     num_choices: int
     try_number: int
-    """Number of the client's try that has had the answer; -1 where the client has gone before."""
+    """Number of the client's last try; -1 where the client has gone."""
 
     def is_repeated_by(self, call: PolicyCall, num_choices: int, try_number: int) -> bool:
         """Return whether a later try asks for the same."""
-        first = self.calls[0].call
         is_later = self.try_number < try_number and self.num_choices == num_choices
-        return is_later and first == call and same_types(first.messages, call.messages)
+        if not is_later or not self.calls:
+            return False
+        first = self.calls[0].call
+        return first == call and same_types(first.messages, call.messages)
 
 
 class ProgramCalls:
@@ -78,8 +80,10 @@ class ProgramCalls:
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
+        self._open: list[SentRequest] = []
+        """Requests that have no answer yet. The gateway's thread alone changes it."""
         self._gone: list[SentRequest] = []
-        """Requests whose client has gone before it had the answer. The gateway's thread alone changes it."""
+        """Requests whose client has gone before it had the answer; so with this one."""
         self._answered: deque[SentRequest] = deque(maxlen=MAX_REMEMBERED)
         """The last requests that were answered; so with this one."""
         self._newest: WaitingCall | None = None
@@ -88,19 +92,26 @@ class ProgramCalls:
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
 
-    def again(self, call: PolicyCall, num_choices: int, try_number: int) -> list[WaitingCall]:
-        """Take the calls out that an earlier try of a request has made; empty without one.
+    def begin(self, call: PolicyCall, num_choices: int, try_number: int) -> SentRequest:
+        """Take a request in, with the calls that an earlier try of it has made.
 
         Args:
             try_number: number of times that the client has sent the request before, where it names that.
         """
         self._moved = time.monotonic()
-        for sent in (self._gone, self._answered):
-            for each in reversed(sent):
-                if each.is_repeated_by(call, num_choices, try_number):
-                    sent.remove(each)
-                    return each.calls
-        return []
+        request = SentRequest([], num_choices, try_number)
+        earlier = (
+            (sent, each)
+            for sent in (self._gone, self._answered, self._open)
+            for each in reversed(sent)
+            if each.is_repeated_by(call, num_choices, try_number)
+        )
+        for sent, each in earlier:
+            sent.remove(each)
+            request.calls = each.calls
+            break
+        self._open.append(request)
+        return request
 
     def resume(self, played: Sequence[PlayedCall]) -> list[Message]:
         """Take the calls in that were answered in another process, in their order, before any new one.
@@ -115,13 +126,15 @@ class ProgramCalls:
             messages = [*messages[: each.num_repeated], *each.call.messages]
             waiting = self.take(replace(each.call, messages=messages), each.num_choices)
             sent = self._gone if number in played[-1].unseen else self._answered
-            for request in sent:
-                lacks_choices = len(request.calls) < each.num_choices
-                if lacks_choices and request.is_repeated_by(waiting.call, each.num_choices, 1):
-                    request.calls.append(waiting)
-                    break
-            else:
-                sent.append(SentRequest([waiting], each.num_choices, 0))
+            begun = (
+                request
+                for request in sent
+                if len(request.calls) < each.num_choices
+                and request.is_repeated_by(waiting.call, each.num_choices, 1)
+            )
+            if (request := next(begun, None)) is None:
+                sent.append(request := SentRequest([], each.num_choices, 0))
+            request.calls.append(waiting)
         return messages
 
     def take(self, call: PolicyCall, num_choices: int = 1, is_count: bool = False) -> WaitingCall:
@@ -144,14 +157,18 @@ class ProgramCalls:
         newest = self._newest
         return 0.0 if newest is None or not newest.answer.done() else time.monotonic() - self._moved
 
-    def abandon(self, calls: list[WaitingCall], num_choices: int) -> None:
+    def abandon(self, request: SentRequest) -> None:
         """Take note of a request whose client has gone without an answer: it may come back."""
-        if calls:
-            self._gone.append(SentRequest(calls, num_choices, -1))
+        if request in self._open:  # else it has come back already
+            self._open.remove(request)
+            request.try_number = -1
+            self._gone += [request] * bool(request.calls)
 
-    def remember(self, calls: list[WaitingCall], num_choices: int, try_number: int) -> None:
+    def remember(self, request: SentRequest) -> None:
         """Take note of a request whose answer is sent: its client may lose it on the way."""
-        self._answered.append(SentRequest(calls, num_choices, try_number))
+        if request in self._open:
+            self._open.remove(request)
+            self._answered.append(request)
 
     def unseen(self) -> list[int]:
         """Return the numbers of the answers whose client has gone before it had them."""

@@ -141,20 +141,19 @@ class Gateway:
 
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
-    try_number = num_retries(request)
     answers: list[Json] = []
-    taken = calls.again(call, body.num_choices, try_number)
+    sent = calls.begin(call, body.num_choices, num_retries(request))
     try:
         while len(answers) < body.num_choices:
-            if len(taken) == len(answers):
-                taken.append(calls.take(call, body.num_choices))
-            answer = asyncio.wrap_future(taken[len(answers)].answer)
+            if len(sent.calls) == len(answers):
+                sent.calls.append(calls.take(call, body.num_choices))
+            answer = asyncio.wrap_future(sent.calls[len(answers)].answer)
             await settled(request, answer)
             answers.append(answer.result())
     except BaseException:
-        calls.abandon(taken, body.num_choices)  # it gets none of them now, and all of them if it comes back
+        calls.abandon(sent)  # it gets none of them now, and all of them if it comes back
         raise
-    calls.remember(taken, body.num_choices, try_number)
+    calls.remember(sent)
     completions = [completion_of(answer, body.model) for answer in answers]
     choices = [
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]

@@ -15,7 +15,9 @@ sends then is kept in a folder for ``launch.recipes.late_rewards``.
 
 A program that takes an address and a key only calls the policy here, with KEY:NAME for its key or the header
 ``x-session-id: NAME``. The name, of the program's own choice, stands for one session: the first request that
-has it takes a task, all others are of the same, and calls of the policy are passed on to its rollout.
+has it takes a task, all others are of the same, and calls of the policy are passed on to its rollout. Where
+the actor of that dies, another one offers the same session again, with all answers up to then, and calls that
+have no answer yet are sent there: the program notices nothing.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ class _Session:
 
     offer: Json
     """The last one: another actor goes on with a rollout whose process has died."""
+    is_named: bool = False
+    """True where its program calls the policy here."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
 
@@ -165,6 +169,9 @@ class SessionServer:
         if (session := self._open.get(offer["id"])) is None:
             session = self._open[offer["id"]] = _Session(offer)
             self._waiting.put_nowait(session)
+        elif session.claimed.done() and not session.result.done() and not session.is_named:
+            del self._open[offer["id"]]
+            return JSONResponse({"unclaimed": "Its program calls the policy at a node that is lost."})
         session.offer = offer
         try:
             while not await settled(request, session.claimed, self._claim_seconds):
@@ -246,7 +253,7 @@ class SessionServer:
             ended = (each for each, id in self._named.items() if id not in self._open)
             self._named.pop(next(ended, name), None)
         if name[1]:
-            self._named[name] = session.offer["id"]
+            self._named[name], session.is_named = session.offer["id"], True
 
     async def _pass_on(self, request: Request) -> Response:
         """Have the rollout of a named session answer a call of the policy."""

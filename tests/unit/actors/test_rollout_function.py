@@ -494,9 +494,11 @@ def test_request_with_false_in_the_place_of_0_is_no_retry() -> None:
         return PolicyCall([{"role": "tool", "content": "", "result": value}])
 
     calls = ProgramCalls()
-    calls.abandon([calls.take(asked(0))], 1)
-    assert calls.again(asked(False), 1, 0) == []
-    assert len(calls.again(asked(0), 1, 0)) == 1
+    first = calls.begin(asked(0), 1, 0)
+    first.calls.append(calls.take(asked(0)))
+    calls.abandon(first)
+    assert calls.begin(asked(False), 1, 0).calls == []
+    assert len(calls.begin(asked(0), 1, 0).calls) == 1
 
 
 def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
@@ -504,9 +506,11 @@ def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
     asked = PolicyCall([{"role": "user", "content": "a"}])
 
     def answered(retries: int = 0, num_choices: int = 1) -> list[WaitingCall]:
-        taken = calls.again(asked, num_choices, retries) or [calls.take(asked) for _ in range(num_choices)]
-        calls.remember(taken, num_choices, retries)
-        return taken
+        sent = calls.begin(asked, num_choices, retries)
+        if not sent.calls:
+            sent.calls.extend(calls.take(asked) for _ in range(num_choices))
+        calls.remember(sent)
+        return sent.calls
 
     one, other = answered(), answered()
     assert one[0] is not other[0], "no retry: the same is asked again"
@@ -517,10 +521,16 @@ def test_retry_gets_an_answer_that_no_other_request_has_had() -> None:
     assert answered(retries=2) not in (one, other), "both have come back, so this one is new"
     assert answered(retries=1, num_choices=2)[0] not in (*one, *other), "of as many choices only"
 
-    lost = calls.take(asked)
-    calls.abandon([lost], 1)
-    assert calls.again(asked, 1, try_number=1) == [lost], "the one whose client has gone is it"
-    assert calls.unseen() == [] and calls.take(asked) not in (lost, *one, *other)
+    lost = calls.begin(asked, 1, try_number=0)
+    lost.calls.append(calls.take(asked))
+    calls.abandon(lost)
+    again = calls.begin(asked, 1, try_number=1)
+    assert again.calls == lost.calls, "the one whose client has gone is it"
+    assert calls.unseen() == [] and calls.take(asked) not in (*lost.calls, *one, *other)
+    assert calls.begin(asked, 1, try_number=1).calls == [], "the same number is another request"
+    assert calls.begin(asked, 1, try_number=2).calls == lost.calls, "before its loss is noticed"
+    calls.abandon(again)
+    assert calls.unseen() == [], "it has come back already"
 
 
 def test_close_ends_a_coroutine_that_waits() -> None:

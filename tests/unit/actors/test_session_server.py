@@ -27,7 +27,7 @@ from test_rollout_function import TASK, echo, play
 
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import gateway
+from actors.gateway.server import RETRY_HEADER, gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
@@ -222,7 +222,7 @@ def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: Se
         headers = {"x-session-id": "a"}
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/chat/completions", json=body, headers=headers, timeout=0.5)
-        time.sleep(0.2)  # clients wait longer: until the server has noticed that the first one has gone
+        headers[RETRY_HEADER] = "1"  # at once: its server need not have noticed that the first one has gone
         answer = http.post("/v1/chat/completions", json=body, headers=headers).json()
         assert answer["choices"][0]["message"]["content"] == "at last"
         http.post("/sessions/a/reward", json={"reward": 1})
@@ -326,25 +326,52 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
+def offer(server: SessionServer, id: str, address: str = "http://127.0.0.1:1") -> httpx.Response:
+    """Offer a task, as the actor of a rollout does, and wait 0.3 s for its result."""
+    environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
+    return httpx.post(
+        f"{server.url}/offers",
+        json={"id": id, "task": TASK, "environment": environment, "model": "m"},
+        headers={"authorization": f"Bearer {server.rollout.key}"},
+        timeout=0.3,
+        trust_env=False,
+    )
+
+
+@pytest.mark.slow
+def test_result_that_was_lost_with_its_actor_is_given_again(
+    http: httpx.Client, server: SessionServer
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        offer(server, "lost")
+    assert http.post("/sessions", headers={"x-session-id": "a"}).json()["id"] == "lost"
+    with pytest.raises(httpx.ReadTimeout):  # another actor, which is lost too
+        offer(server, "lost")
+    assert http.post("/sessions/a/reward", json={"reward": 1}).status_code == 200
+    assert [offer(server, "lost").json() for _ in range(2)] == [{"reward": 1}] * 2
+    assert http.post("/sessions/a/reward", json={"reward": 0}).status_code == 404
+    assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
+
+
+@pytest.mark.slow
+def test_program_that_calls_a_lost_node_is_begun_anew(http: httpx.Client, server: SessionServer) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        offer(server, "lost")
+    assert claim(http)["id"] == "lost"
+    assert offer(server, "lost").json() == {
+        "unclaimed": "Its program calls the policy at a node that is lost."
+    }
+    assert http.post("/sessions/lost/reward", json={"reward": 1}).status_code == 404
+
+
 def test_call_ends_with_the_rollout_of_a_silent_node(
     monkeypatch: pytest.MonkeyPatch, server: SessionServer
 ) -> None:
     """The node is lost: it answers no more, and the connection of its offer has ended."""
     monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.1)
     monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
-
-    def offer(address: str) -> httpx.Response:
-        environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
-        return httpx.post(
-            f"{server.url}/offers",
-            json={"id": "lost", "task": TASK, "environment": environment, "model": "m"},
-            headers={"authorization": f"Bearer {server.rollout.key}"},
-            timeout=0.2,
-            trust_env=False,
-        )
-
     with socket.create_server(("127.0.0.1", 0)) as node, ThreadPoolExecutor(1) as threads:
-        offered = threads.submit(offer, f"http://127.0.0.1:{node.getsockname()[1]}")
+        offered = threads.submit(offer, server, "lost", f"http://127.0.0.1:{node.getsockname()[1]}")
         with named(server, "a") as client, pytest.raises(openai.NotFoundError, match="'a' has ended"):
             client.with_options(timeout=10).chat.completions.create(model="m", messages=QUESTION)
         assert isinstance(offered.exception(5), httpx.ReadTimeout)
