@@ -62,6 +62,9 @@ class ChatRenderer:
     nobody outside can end a turn, or begin one of the system's. A conversation of which the template drops
     something is an error. Pictures are read where the tokenizer's folder has a model that does.
 
+    Attributes:
+        pictures: the model's reader of pictures; ``None`` where it reads text alone.
+
     Args:
         tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
             the configuration beside it lists (Llama 3 has several).
@@ -78,12 +81,12 @@ class ChatRenderer:
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
-        self._pictures = picture_reader(tokenizer.name_or_path)
+        self.pictures = picture_reader(tokenizer.name_or_path)
         self.template = ChatTemplate(
             tokenizer,
             Guard(tokenizer),
             chat_template_kwargs or {},
-            picture_token="" if self._pictures is None else self._pictures.token,
+            picture_token="" if self.pictures is None else self.pictures.token,
         )
         self._encoder = PieceEncoder(tokenizer)
         self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
@@ -144,7 +147,7 @@ class ChatRenderer:
         return self._prompt(*self._split(messages), previous, tools, max_tokens).tolist()
 
     def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[str, ...]]:
-        return (messages, ()) if self._pictures is None else split_pictures(messages)
+        return (messages, ()) if self.pictures is None else split_pictures(messages)
 
     def _prompt(
         self,
@@ -162,17 +165,17 @@ class ChatRenderer:
 
     def _encoded(self, text: str, pictures: Sequence[str]) -> array[int]:
         """The token ids of a text with these pictures."""
-        if self._pictures is None:
+        if self.pictures is None:
             return self._encoder.encode(text)
-        first, *others = text.split(self._pictures.token)
+        first, *others = text.split(self.pictures.token)
         if len(others) != len(pictures):
             raise ValueError(
-                f"{len(pictures)} pictures are shown as {len(others)} {self._pictures.token}: the template "
+                f"{len(pictures)} pictures are shown as {len(others)} {self.pictures.token}: the template "
                 "has to write one for each part of the type 'image'"
             )
         ids = self._encoder.encode(first)
         for picture, part in zip(pictures, others, strict=True):
-            ids += self._pictures.ids(picture) + self._encoder.encode(part)
+            ids += self.pictures.ids(picture) + self._encoder.encode(part)
         return ids
 
     def continuation_ids(

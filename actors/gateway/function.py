@@ -39,7 +39,7 @@ from environments.types import Action, Completion, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
 from policies.agents.parsers import ToolParser, get_tool_parser
 from policies.gateway.answers import for_template, message_of
-from policies.gateway.session import Json, Session
+from policies.gateway.session import Json, PlacedCall, Session
 
 Reward = float | RewardOutput | Sequence[float | None]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
@@ -223,11 +223,13 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
 
     def _next(self) -> tuple[Any, float, bool, Json]:
         """Wait for what the function does next: a call, or its end."""
-        while isinstance(event := self._calls.next(), WaitingCall) and event.is_count:
-            self._count(event)
+        while isinstance(event := self._calls.next(), WaitingCall):
+            placed = self._session.place(event.call)
+            if not self._is_only_counted(event, placed):
+                break
         assert self._program is not None
         if isinstance(event, WaitingCall):
-            call, placed = event.call, self._session.place(event.call)
+            call = event.call
             self._waiting = event
             self._num_foreign += placed.num_foreign
             observation = {
@@ -253,15 +255,30 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
         rewards, self._reward_output = self._judged(event.value)
         return {}, rewards[-1] or 0.0, True, {"call_rewards": rewards, **self._unseen()}
 
-    def _count(self, counting: WaitingCall) -> None:
-        self._waiting = counting
+    def _is_only_counted(self, waiting: WaitingCall, placed: PlacedCall) -> bool:
+        """Count the tokens of a call, where its program wants that, or shows new pictures: those that the
+        policy does not read are an error of the call alone. Return whether it is answered so.
+        """
+        shows = any(isinstance(each.get("content"), list) for each in placed.new)
+        if not waiting.is_count and not shows:
+            return False
+        self._waiting = waiting
         try:
-            number = self.count_tokens(self._session.place(counting.call).messages, counting.call.tools)
-        except PromptTooLongError as error:  # it is the program's to shorten
-            counting.answer.set_exception(error)
+            number = self.count_tokens(placed.messages, waiting.call.tools)
+        except PromptTooLongError as error:
+            if waiting.is_count:  # it is the program's to shorten
+                waiting.answer.set_exception(error)
+        except (AgentError, ConfigError) as error:
+            if not shows:
+                raise
+            from policies.model_api.errors import InvalidRequestError  # it loads pydantic
+
+            waiting.answer.set_exception(InvalidRequestError(str(error), param="messages"))
         else:
-            counting.answer.set_result({"input_tokens": number})
+            if waiting.is_count:
+                waiting.answer.set_result({"input_tokens": number})
         self._waiting = None
+        return waiting.answer.done()
 
     def _unseen(self) -> Json:
         unseen = self._calls.unseen()

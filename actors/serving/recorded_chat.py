@@ -79,6 +79,7 @@ def _answer_trajectory(messages: list[Json], tools: Sequence[Any], pieces: Seque
         finish_reason=str(outputs[-1].finish_reason),
         policy_version=min(each.policy_version for each in outputs),
         token_versions=tuple(chain.from_iterable(each.token_versions for each in outputs)),
+        pictures=pieces[0].request.pictures,
     )
     whole = [*messages, {"role": "assistant", "content": text}]
     step = Step(chat_completions=whole, model_response=text, action=text, completion=completion, done=True)

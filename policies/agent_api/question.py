@@ -38,6 +38,10 @@ class Question:
             raise InvalidRequestError(
                 f"{body.model} plays with settings and tools of its own: leave {name} out.", param=name
             )
+        if any(each.has_pictures for each in body.messages):
+            raise InvalidRequestError(
+                f"{body.model} reads text only: leave the pictures out.", param="messages"
+            )
         turns = [(each.role, str(each.for_template["content"])) for each in body.messages]
         sampling = body.model_dump(include=SAMPLING, exclude_none=True)
         return cls(model=body.model, turns=turns, sampling=sampling)

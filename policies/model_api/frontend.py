@@ -16,6 +16,7 @@ from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
 from policies.model_api.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.model_api.structure import structure_of
+from policies.pictures import pictures_of
 from policies.sampler import SamplingParams, TokenRequest
 
 if TYPE_CHECKING:
@@ -112,8 +113,9 @@ class OpenAIFrontend:
         tools = _callable_tools(body)
         parser = self._tool_parser.for_tools(body.tools or ())
         structure = structure_of(body, parser)
+        pictures = self._shown(body)
         prompt, prompt_end = self._render(body, tools)
-        requests = self._requests(body, [prompt], structure)
+        requests = self._requests(body, [prompt], structure, pictures)
         # An answer that is gone on with is past its thoughts, unless it ends within one.
         split = None if body.continue_final_message and not prompt_end else self._split
         reply = ChatReply(body, self._token_text, parser if tools else None, prompt_end, split)
@@ -125,6 +127,7 @@ class OpenAIFrontend:
         """Number of tokens that the prompt of a request has. Raises as ``chat`` does."""
         if body.model not in self._pinned_versions:
             self._check_model(body.model)
+        self._shown(body)
         return len(self._render(body, _callable_tools(body))[0])
 
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
@@ -145,6 +148,25 @@ class OpenAIFrontend:
         if name not in self._adapters:
             served = ", ".join(map(repr, self.names))
             raise unknown_model(f"The model {name!r} does not exist: this server serves {served}.")
+
+    def _shown(self, body: ChatRequest) -> tuple[str, ...]:
+        """The pictures in its messages."""
+        if not any(message.has_pictures for message in body.messages):
+            return ()
+        if self._renderer.pictures is None:
+            raise InvalidRequestError(
+                "This model reads text only, and a message shows a picture: leave it out, or send its text.",
+                param="messages",
+            )
+        if body.continue_final_message:
+            raise InvalidRequestError(
+                "An answer about pictures is not gone on with: leave continue_final_message out.",
+                param="continue_final_message",
+            )
+        try:
+            return pictures_of([message.for_template for message in body.messages])
+        except ValueError as error:
+            raise InvalidRequestError(f"A message is refused: {error}.", param="messages") from error
 
     def _render(self, body: ChatRequest, tools: list[Json] | None) -> tuple[list[int], str]:
         """The prompt, and what at its end may open a thought."""
@@ -202,9 +224,13 @@ class OpenAIFrontend:
             raise InvalidRequestError(f"The prompt cannot be encoded: {error}.", param="prompt") from error
 
     def _requests(
-        self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
+        self,
+        body: SamplingRequest,
+        prompts: list[list[int]],
+        structure: str | None = None,
+        pictures: tuple[str, ...] = (),
     ) -> list[TokenRequest]:
-        """Requests, one for each choice: first all of the first prompt."""
+        """Requests, one for each choice: first all of the first prompt. All show the same pictures."""
         if not prompts or not all(prompts):
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         context = self._engine.max_model_tokens
@@ -227,7 +253,9 @@ class OpenAIFrontend:
         most = [params.max_tokens and min(params.max_tokens, room) for room in rooms]
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
-            TokenRequest(tuple(prompt_ids), params.replace(seed=seed, max_tokens=max_tokens))
+            TokenRequest(
+                tuple(prompt_ids), params.replace(seed=seed, max_tokens=max_tokens), pictures=pictures
+            )
             for prompt_ids, max_tokens in zip(prompts, most, strict=True)
             for seed in seeds
         ]
@@ -256,7 +284,7 @@ class OpenAIFrontend:
             self._places.release()
 
     async def _stream(self, request: TokenRequest, in_pieces: bool) -> AsyncGenerator[TokenOutput, None]:
-        outputs = self._engine.stream(request.prompt_ids, request.params, in_pieces)
+        outputs = self._engine.stream(request.prompt_ids, request.params, in_pieces, request.pictures)
         with self._engine.in_flight(request.prompt_ids, request.params):
             async with self._place(), aclosing(outputs):
                 async for output in outputs:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag, model_validator
 
 from environments.types import Message
 from policies.agents.parsers.base import call_for_template
@@ -33,9 +33,40 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 
 
+def kind_of(part: Any) -> str | None:
+    """The type of a part of a request, which is as it came or was read already."""
+    kind: str | None = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return kind
+
+
+# Tags are no fields: their spaces keep them out of the places that errors name.
+TEXT, PICTURE = Tag("a text"), Tag("a picture")
+
+
+def pictures_by(kind: str) -> Discriminator:
+    """Reads a part of this type as ``PICTURE``, and any other as ``TEXT``."""
+    return Discriminator(lambda part: (PICTURE if kind_of(part) == kind else TEXT).tag)
+
+
 class TextPart(Body):
     type: Literal["text"]
     text: Text
+
+
+class PictureAddress(Body):
+    url: str
+    detail: Literal["auto"] | None = None
+    """A picture is read as the model's own processor does."""
+
+
+class PicturePart(Body):
+    type: Literal["image_url"]
+    image_url: PictureAddress
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, TEXT] | Annotated[PicturePart, PICTURE], pictures_by(kind="image_url")
+]
 
 
 class CalledFunction(Body):
@@ -44,6 +75,10 @@ class CalledFunction(Body):
     """JSON text of an object, as the model wrote it. Some clients write nothing where there are none."""
     parsed_arguments: Any = None
     """The same, from ``openai``'s ``parse``, as the message's ``parsed``."""
+
+
+SHOWING = ("user", "tool")
+"""Roles whose messages may show pictures."""
 
 
 class ChatToolCall(Body):
@@ -70,7 +105,7 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """``developer`` is OpenAI's newer name of ``system``."""
-    content: Text | list[TextPart] | None = None
+    content: Text | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
@@ -90,14 +125,29 @@ class ChatMessage(Body):
     def _check_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content is missing: a {self.role} message needs a text")
+        if self.role not in SHOWING and self.has_pictures:
+            raise ValueError(f"a {self.role} message shows no pictures: put them into one of the user")
         return self
+
+    @property
+    def has_pictures(self) -> bool:
+        """True if a part of it is a picture."""
+        return not isinstance(self.content, str | None) and any(
+            isinstance(part, PicturePart) for part in self.content
+        )
 
     @cached_property
     def for_template(self) -> Message:
-        """The message as chat templates want it: a text for content, an object for a call's arguments."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
+        """The message as chat templates want it: a text for content, or parts where pictures are among them,
+        and an object for a call's arguments.
+        """
+        content: str | list[Message]
+        if isinstance(self.content, str | None):
+            content = self.content or ""
+        elif self.has_pictures:
+            content = [part.model_dump(exclude={"image_url": {"detail"}}) for part in self.content]
+        else:
+            content = "\n".join(part.text for part in self.content if isinstance(part, TextPart))
         given = {"name": self.name, "tool_call_id": self.tool_call_id}
         message: Message = {name: value for name, value in given.items() if value is not None}
         if thoughts := self.reasoning_content or self.reasoning:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 from policies.model_api.dialects.errors import openai_error
 from policies.model_api.errors import invalid_body
 from policies.model_api.growing_text import GrowingThought
-from policies.model_api.messages import Body, ChatMessage, Json
+from policies.model_api.messages import Body, ChatMessage, Json, kind_of
 from policies.model_api.protocol import ChatRequest
 
 Event = tuple[str | None, Json]
@@ -30,8 +30,8 @@ CHAT_PREFIX = "chatcmpl-"
 """Beginning of an answer's id in chats; other dialects have their own before the same number."""
 THOUGHT, TEXT, CALL = "thought", "text", "call"
 """Kinds of the blocks of an answer."""
-IMAGES = ("image", "image_url", "input_image", "input_file", "input_audio", "document", "file")
-"""Types of the parts that hold no text."""
+FILES = ("input_file", "input_audio", "document", "file")
+"""Types of the parts that hold neither text nor a picture."""
 
 
 class Dialect(ABC):
@@ -129,15 +129,24 @@ class HasText(Protocol):
     def text(self) -> str: ...
 
 
-def chat_content(given: str | Sequence[HasText]) -> str | list[Json]:
+class Picture(Part, ABC):
+    """A part of a message that shows a picture."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Data: URL of it, or whatever the client has written in that place."""
+
+
+def chat_content(given: str | Sequence[HasText | Picture]) -> str | list[Json]:
     """The content of a message as chats have it."""
-    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
+    return given if isinstance(given, str) else [*map(_chat_part, given)]
 
 
-def kind_of(part: Any) -> str | None:
-    """The type of a part of a request, which is as it came or was read already."""
-    kind: str | None = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return kind
+def _chat_part(part: HasText | Picture) -> Json:
+    if isinstance(part, Picture):
+        return {"type": "image_url", "image_url": {"url": part.address}}
+    return {"type": "text", "text": part.text}
 
 
 def served(noun: str, kinds: Collection[str | None], remedy: str) -> BeforeValidator:
@@ -152,11 +161,9 @@ def served(noun: str, kinds: Collection[str | None], remedy: str) -> BeforeValid
 
 
 def readable(part: Any) -> Any:
-    """``part``, which is no image. Raises ``ValueError``."""
-    if (kind := kind_of(part)) in IMAGES:
-        raise ValueError(
-            f"this model reads text only, and {kind!r} is an image or a file: leave it out, or send its text"
-        )
+    """``part``, which is no file. Raises ``ValueError``."""
+    if (kind := kind_of(part)) in FILES:
+        raise ValueError(f"{kind!r} is a file, which no model here reads: leave it out, or send its text")
     return part
 
 

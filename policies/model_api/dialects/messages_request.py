@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from policies.model_api.dialects.base import Part, chat_content, kind_of, readable, served
+from policies.model_api.dialects.base import Part, Picture, chat_content, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Json, Text
+from policies.model_api.messages import PICTURE, TEXT, Json, Text, kind_of, pictures_by
 from policies.model_api.protocol import Stop
 
 CACHE = frozenset({"cache_control"})
@@ -24,6 +24,26 @@ class TextBlock(Part):
     harmless = CACHE | {"citations"}
     type: Literal["text"]
     text: Text
+
+
+class ImageSource(Part):
+    """A picture itself, or its address, of which only a data: URL is taken."""
+
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
+class ImageBlock(Picture):
+    harmless = CACHE
+    type: Literal["image"]
+    source: ImageSource
+
+    @property
+    def address(self) -> str:
+        source = self.source
+        return source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
 
 
 class ThinkingBlock(Part):
@@ -44,28 +64,39 @@ class ToolUse(Part):
     input: Json
 
 
+ResultBlock = Annotated[
+    Annotated[TextBlock, TEXT] | Annotated[ImageBlock, PICTURE],
+    pictures_by(kind="image"),
+    BeforeValidator(readable),
+]
+
+
 class ToolResult(Part):
     """The result of a call, which the client has run."""
 
     harmless = CACHE
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Text | list[Annotated[TextBlock, BeforeValidator(readable)]] | None = None
+    content: Text | list[ResultBlock] | None = None
     is_error: bool | None = None
 
     def for_chat(self) -> Json:
         """Return the message; an error reads as those of Troupe's own tools do."""
         content = chat_content(self.content or "")
         if self.is_error:
-            text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-            content = text if text.startswith("Error") else f"Error: {text}"
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            first = parts[0].get("text", "")
+            if not first.startswith("Error"):
+                rest = parts[1:] if "text" in parts[0] else parts
+                content = [{"type": "text", "text": f"Error: {first}"}, *rest]
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
-BLOCKS = ("text", "thinking", "tool_use", "tool_result")
+BLOCKS = ("text", "image", "thinking", "tool_use", "tool_result")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Block = Annotated[
     Annotated[TextBlock, Tag("a text")]
+    | Annotated[ImageBlock, Tag("a image")]
     | Annotated[ThinkingBlock, Tag("a thinking")]
     | Annotated[ToolUse, Tag("a tool_use")]
     | Annotated[ToolResult, Tag("a tool_result")],
@@ -84,7 +115,7 @@ class Message(Part):
     @model_validator(mode="after")
     def _check_blocks(self) -> Message:
         if not isinstance(self.content, str):
-            own = {"assistant": ("text", "thinking", "tool_use"), "user": ("text", "tool_result")}
+            own = {"assistant": ("text", "thinking", "tool_use"), "user": ("text", "image", "tool_result")}
             served = own.get(self.role, ("text",))
             for number, block in enumerate(self.content):
                 if block.type not in served:
@@ -101,10 +132,10 @@ class Message(Part):
         elif self.role == "assistant":
             yield _answer(self.content)
         else:
-            for _, run in groupby(self.content, key=type):
+            for _, run in groupby(self.content, key=lambda block: isinstance(block, ToolResult)):
                 blocks = list(run)
-                if texts := [each for each in blocks if isinstance(each, TextBlock)]:
-                    yield {"role": self.role, "content": chat_content(texts)}
+                if shown := [each for each in blocks if isinstance(each, TextBlock | ImageBlock)]:
+                    yield {"role": self.role, "content": chat_content(shown)}
                 yield from (each.for_chat() for each in blocks if isinstance(each, ToolResult))
 
 

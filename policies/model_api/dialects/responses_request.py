@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from policies.model_api.dialects.base import Part, chat_content, kind_of, readable, served
+from policies.model_api.dialects.base import Part, Picture, chat_content, readable, served
 from policies.model_api.limits import MAX_MESSAGES
-from policies.model_api.messages import Body, Json, Text
+from policies.model_api.messages import PICTURE, TEXT, Body, Json, Text, kind_of, pictures_by
 from policies.model_api.protocol import MAX_SEED
 
 
@@ -25,23 +25,33 @@ class InputText(Body):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(Body):
+class MessageFields(Body):
     """A message of ``input``; its type may be left out, as in OpenAI's simplest examples. The last fields are
     those of an answer that is sent back, and change nothing.
     """
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | list[InputText]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
 
+
+class InputMessage(MessageFields):
+    """A message for an agent."""
+
+    content: Text | list[InputText]
+
     def text(self) -> str:
         """Return all of its text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+        return text_of(self.content)
+
+
+def text_of(content: str | Iterable[Any]) -> str:
+    """Return all text of a message's content."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, InputText))
 
 
 class ResponsesFields(Body):
@@ -74,11 +84,33 @@ class ResponsesFields(Body):
 # -- the policy's: items, tools, form of the answer ------------------------------------------------------
 
 
-InputPart = Annotated[InputText, BeforeValidator(readable)]
+class InputImage(Picture):
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto"] | None = None
+    """A picture is read as the model's own processor does."""
+    file_id: None = None
+
+    @property
+    def address(self) -> str:
+        return self.image_url
 
 
-class Message(InputMessage):
+InputPart = Annotated[
+    Annotated[InputText, TEXT] | Annotated[InputImage, PICTURE],
+    pictures_by(kind="input_image"),
+    BeforeValidator(readable),
+]
+
+
+class Message(MessageFields):
     content: Text | list[InputPart]
+
+    @model_validator(mode="after")
+    def _check_pictures(self) -> Message:
+        if self.role == "assistant" and any(isinstance(part, InputImage) for part in self.content):
+            raise ValueError("the assistant shows no pictures: put them into a message of the user")
+        return self
 
 
 class FunctionCall(Part):
@@ -253,4 +285,4 @@ def _add_to_answer(answer: Json, item: Item) -> None:
             call = {"id": item.call_id, "type": "function", "function": function}
             answer.setdefault("tool_calls", []).append(call)
         case Message():
-            answer["content"] = (answer["content"] or "") + item.text()
+            answer["content"] = (answer["content"] or "") + text_of(item.content)

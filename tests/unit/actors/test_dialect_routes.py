@@ -303,7 +303,7 @@ def test_error_of_messages_has_anthropics_form(serve: Serve) -> None:
     url = serve("46")
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     asked: Any = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": [image]}]}
-    with pytest.raises(BadRequestError, match=r"messages\.0\.content\.0: .* 'image' is an image"):
+    with pytest.raises(BadRequestError, match="This model reads text only, and a message shows a picture"):
         anthropic_at(url).messages.create(**asked)
     with pytest.raises(NotFoundError, match="serves 'tiny'") as caught:
         anthropic_at(url).messages.create(

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -1123,14 +1124,55 @@ def test_stored_responses_hold_what_they_share_once() -> None:
     assert held == [2, 4, 6, 8], "a question and an answer with each call, though all are sent each time"
 
 
+class Seeing:
+    """A policy that reads data: URLs."""
+
+    def __init__(self) -> None:
+        self.seen: list[SampleRequest] = []
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        self.seen.append(request)
+        if any("http:" in json.dumps(message) for message in request.messages):
+            raise AgentError("A message of the agent is refused: no address is fetched.")
+        return await ScriptedSampler(["red"]).sample(replace(request, messages=[]))
+
+
+def test_pictures_of_a_program_are_shown_or_refused() -> None:
+    import openai
+
+    def parts(url: str) -> list[dict[str, Any]]:
+        return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Which?"}]
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(openai.BadRequestError, match="no address is fetched"):
+            await say(client, parts("http://a/b.png"))
+        first = await say(client, parts("data:a"))
+        await client.openai.chat.completions.create(
+            model="m",
+            messages=[
+                {"role": "user", "content": parts("data:a")},
+                first.choices[0].message,
+                {"role": "user", "content": "And now?"},
+            ],
+        )
+        return 1.0
+
+    policy = Seeing()
+    trajectory = play(solve, sampler=policy)
+    assert (trajectory.reward, len(trajectory.steps)) == (1.0, 2), "what is refused is no turn"
+    assert trajectory.steps[0].observation == [{"role": "user", "content": parts("data:a")}]
+    assert trajectory.steps[1].info["follows"] == 0
+    assert [each.params.max_tokens == 1 for each in policy.seen] == [True, True, False, False]
+
+
 def test_errors_have_the_form_of_their_dialect() -> None:
     import anthropic
 
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
-        image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
-        with pytest.raises(anthropic.BadRequestError, match="image") as caught:
+        file = {"type": "document", "source": {"type": "url", "url": "http://a/b.pdf"}}
+        with pytest.raises(anthropic.BadRequestError, match="document") as caught:
             await client.anthropic.messages.create(
-                model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}]
+                model="m", max_tokens=9, messages=[{"role": "user", "content": [file]}]
             )
         assert caught.value.body["type"] == "error"
         await say(client, "a")

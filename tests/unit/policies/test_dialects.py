@@ -147,8 +147,38 @@ def test_message_that_is_sent_back_is_the_message_it_was() -> None:
     _, said, one, two, last = messages(turns).chat_request().messages
     assert (said.reasoning_content, said.content) == ("add", "I call it.")
     assert [call.id for call in said.tool_calls or ()] == [one.tool_call_id, two.tool_call_id]
-    assert (one.for_template["content"], two.content) == ("46", "Error: no number")
+    assert (one.for_template["content"], two.for_template["content"]) == ("46", "Error: no number")
     assert (last.role, last.for_template["content"]) == ("user", "And?")
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+
+
+def test_dialects_show_the_same_picture() -> None:
+    picture = {"type": "image_url", "image_url": {"url": IMAGE["image_url"]}}
+    text = {"type": "text", "text": "Which colour is it?"}
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    named = {**block, "source": {"type": "url", "url": IMAGE["image_url"]}, "cache_control": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [block], "is_error": True}
+    auto = {"type": "image_url", "image_url": {**picture["image_url"], "detail": "auto"}}
+    output = {"type": "function_call_output", "call_id": "1", "output": [IMAGE]}
+    asked = {"type": "input_text", "text": text["text"]}
+    shown = {"role": "user", "content": [picture, text]}
+    for request, expected in (
+        (Chat({"model": "tiny", "messages": [{"role": "user", "content": [auto, text]}]}), shown),
+        (responses([{"role": "user", "content": [IMAGE | {"detail": "auto"}, asked]}]), shown),
+        (messages([{"role": "user", "content": [named, text]}]), shown),
+        (responses([output]), {"tool_call_id": "1", "role": "tool", "content": [picture]}),
+        (
+            messages([{"role": "user", "content": [result]}]),
+            {
+                "tool_call_id": "1",
+                "role": "tool",
+                "content": [{"type": "text", "text": "Error: "}, picture],
+            },
+        ),
+    ):
+        assert request.chat_request().messages[-1].for_template == expected
 
 
 def test_dialects_ask_for_the_same_chat() -> None:
@@ -242,7 +272,7 @@ def test_harmless_fields_are_dropped_and_named() -> None:
     assert Chat({"model": "tiny", "messages": MESSAGES, "user": "a"}).dropped == ("user",)
 
 
-IMAGE = {"type": "input_image", "image_url": "data:"}
+FILE = {"type": "input_file", "file_id": "file_1"}
 
 
 @pytest.mark.parametrize(
@@ -255,10 +285,20 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ("?", {"text": {"verbosity": "low"}}, "text.verbosity"),
         ("?", {"top_logprobs": 3}, "top_logprobs"),
         ("?", {"max_output_tokens": 0}, "max_output_tokens"),
-        ([{"role": "user", "content": [IMAGE]}], {}, "input.0.content.0: this model reads text only"),
+        ([{"role": "user", "content": [FILE]}], {}, "input.0.content.0: 'input_file' is a file"),
+        ([{"role": "assistant", "content": [IMAGE]}], {}, "input.0: the assistant shows no pictures"),
+        (
+            [{"role": "user", "content": [IMAGE | {"detail": "high"}]}],
+            {},
+            "input.0.content.0.detail: Input should be 'auto'",
+        ),
         ([{"type": "item_reference", "id": "msg_1"}], {}, "input.0: an item of type 'item_reference'"),
         ([{"type": "function_call", "call_id": "1", "name": "f"}], {}, "input.0.arguments"),
-        ([{"type": "function_call_output", "call_id": "1", "output": [IMAGE]}], {}, "input.0.output.0: this"),
+        (
+            [{"type": "function_call_output", "call_id": "1", "output": [FILE]}],
+            {},
+            "input.0.output.0: 'input",
+        ),
     ],
 )
 def test_field_that_a_response_cannot_have_is_named(given: Any, fields: Json, place: str) -> None:
@@ -279,9 +319,9 @@ def test_field_that_a_response_cannot_have_is_named(given: Any, fields: Json, pl
         ([], {"max_tokens": None}, "max_tokens"),
         ([], {"tool_choice": {"type": "tool"}}, "tool_choice: type='tool' and a name need each other"),
         (
-            [{"type": "image", "source": {}}],
+            [{"type": "document", "source": {}}],
             {},
-            "messages.0.content.0: this model reads text only, and 'image'",
+            "messages.0.content.0: 'document' is a file, which no model here reads",
         ),
         ([{"type": "server_tool_use"}], {}, "messages.0.content.0: a block of type 'server_tool_use'"),
         ([{"type": "tool_use", "id": "1", "name": "f", "input": {}}], {}, "messages.0: block 0 is of type"),

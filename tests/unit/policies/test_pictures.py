@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import pickle
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 from picture_models import EDGE, PLACE, TILES, WHOLE, ColourEnvironment, build, picture, shown
 from PIL import Image
+from pydantic import ValidationError
+from recording_engine import RecordingEngine
 from scripted_engine import ScriptedEngine
 
 from environments import turns
@@ -27,9 +31,13 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import check_demonstrations
 from policies.learning.division import Division
 from policies.learning.samples import TrainBatch, training_samples
+from policies.model_api.errors import InvalidRequestError, RequestError, request_error
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest
 from policies.pictures import OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
 from policies.sampler import SampleRequest, SamplingParams, Turn
 from policies.settings import EngineConfig
+from policies.tiny import build_tokenizer
 
 NUM_PLACES = 20
 """Tokens that stand for a picture in the tiny model: four in each tile, and of the whole."""
@@ -92,7 +100,7 @@ def test_prompt_has_the_tokens_of_each_picture_at_its_place(renderer: ChatRender
 
 
 def test_prompt_is_that_of_the_processor_itself(renderer: ChatRenderer) -> None:
-    reader = renderer._pictures
+    reader = renderer.pictures
     assert reader is not None
     text = f"<|im_start|>user\n{PLACE}Which colour is it?<|im_end|>\n<|im_start|>assistant\n"
     made = reader.processor(images=[open_picture(RED)], text=text, add_special_tokens=False)
@@ -226,6 +234,63 @@ def test_other_address_or_size_is_refused(renderer: ChatRenderer, address: str, 
 def test_jpeg_is_a_picture_too(renderer: ChatRenderer) -> None:
     ids = renderer.prompt_ids([shown(picture("red", kind="jpeg"))])
     assert ids == renderer.prompt_ids([shown(RED)])
+
+
+class SeeingEngine(ScriptedEngine):
+    """Notes what it is shown."""
+
+    takes_pictures = True
+
+    async def sample(self, prompt_ids: Any, params: Any, in_pieces: bool, pictures: Any = ()) -> Any:
+        self.shown = prompt_ids, pictures
+        async for output in super().sample(prompt_ids, params, in_pieces):
+            yield output
+
+
+def answer_of(frontend: OpenAIFrontend, **body: Any) -> Any:
+    return asyncio.run(anext(frontend.chat(ChatRequest.model_validate({"model": "tiny", **body}))))
+
+
+@pytest.fixture
+def seeing(renderer: ChatRenderer) -> tuple[OpenAIFrontend, SeeingEngine]:
+    config = EngineConfig(name=SeeingEngine.__name__, options={"replies": ["red"]}, max_model_tokens=512)
+    engine = SeeingEngine(renderer._tokenizer.name_or_path, config, {})
+    return OpenAIFrontend("tiny", renderer, engine), engine
+
+
+def test_picture_of_a_client_is_that_of_a_rollout(
+    renderer: ChatRenderer, seeing: tuple[OpenAIFrontend, SeeingEngine]
+) -> None:
+    frontend, engine = seeing
+    answer = answer_of(frontend, messages=[shown(RED)])
+    assert answer["choices"][0]["message"]["content"] == "red"
+    prompt = renderer.request_ids(SampleRequest(messages=[shown(RED)]))
+    assert engine.shown == (tuple(prompt), (RED,))
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "sentence"),
+    [
+        (shown("https://example.org/a.png"), {}, "https://example.org/a.png' .* no address is fetched"),
+        (shown("data:image/png;base64,AAAA"), {}, "A message is refused: the picture .* cannot be read"),
+        ({**shown(RED), "role": "system"}, {}, "messages.0: a system message shows no pictures"),
+        (shown(RED), {"continue_final_message": True}, "An answer about pictures is not gone on with"),
+    ],
+)
+def test_picture_of_a_client_that_is_not_taken_is_named(
+    seeing: tuple[OpenAIFrontend, SeeingEngine], message: Any, fields: dict[str, Any], sentence: str
+) -> None:
+    answer = [{"role": "assistant", "content": "r"}] if fields else []
+    with pytest.raises((RequestError, ValidationError)) as caught:
+        answer_of(seeing[0], messages=[message, *answer], add_generation_prompt=not fields, **fields)
+    assert re.search(sentence, request_error(caught.value).message)
+
+
+def test_picture_for_a_model_of_text_is_refused() -> None:
+    frontend = OpenAIFrontend("tiny", ChatRenderer(build_tokenizer([[shown(text="a")]])), RecordingEngine())
+    with pytest.raises(InvalidRequestError, match="This model reads text only, and a message shows"):
+        answer_of(frontend, messages=[shown(RED)])
 
 
 @pytest.mark.parametrize("address", [["a"], {"url": "a"}, 5])
