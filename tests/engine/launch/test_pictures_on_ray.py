@@ -58,6 +58,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_engine_and_learner_see_what_transformers_sees(rows: list[dict[str, Any]]) -> None:
     assert [(row["version"], row["pictures"]) for row in rows] == [(0, 1), (0, 2)] * 2 + [(1, 1), (1, 2)] * 2
+    assert rows[0]["chatted"] == rows[0]["answer"], "over HTTP as in a rollout"
     for row in rows:
         assert row["engine"] == pytest.approx(row["transformers"], abs=1e-4)
         assert row["learner"] == pytest.approx(row["transformers"], abs=1e-4)

@@ -2,7 +2,7 @@
 
 Writes, as the last line, a row for each answer: version of the weights, prompt, number of pictures, answer,
 and its log-probabilities by the engine, the learner and plain transformers; in the first row the norms of the
-gradient of their mean, the learner's and that of transformers.
+gradient of their mean, the learner's and that of transformers, and the answer that a client's chat gets.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
 from policies.learning.verl.learner import VerlLearner
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest
 from policies.pictures import pictures_of
 from policies.sampler import SamplingParams, Turn
 
@@ -66,6 +68,15 @@ async def played(engine: VLLMEngine, renderer: ChatRenderer, colour: str) -> lis
         messages += [{"role": "assistant", "content": text}, shown(picture("green"), text="And this?")]
     assert turns[1].extends(turns[0])
     return turns
+
+
+async def chatted(engine: VLLMEngine, renderer: ChatRenderer) -> list[int]:
+    """The tokens that a client is answered to the first turn about red."""
+    fields = {"max_tokens": NUM_TOKENS, "seed": 0, "return_token_ids": True}
+    body = ChatRequest.model_validate({"model": "tiny", "messages": [shown(picture("red"))], **fields})
+    answer = await anext(OpenAIFrontend("tiny", renderer, engine).chat(body))
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
 
 
 def sample_of(turn: Completion) -> TrainingSample:
@@ -106,6 +117,7 @@ async def main(folder: Path) -> list[dict[str, Any]]:
                 }
             )
         if not version:
+            rows[0]["chatted"] = await chatted(engine, renderer)
             torch.cat(expected).mean().backward()
             norms = [each.grad.norm() for each in model.parameters() if each.grad is not None]
             update = learner.fit([batch])
