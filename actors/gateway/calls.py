@@ -125,7 +125,8 @@ class ProgramCalls:
         for number, each in enumerate(played):
             messages = [*messages[: each.num_repeated], *each.call.messages]
             waiting = self.take(replace(each.call, messages=messages), each.num_choices)
-            sent = self._gone if number in played[-1].unseen else self._answered
+            is_gone = number in played[-1].unseen
+            sent = self._gone if is_gone else self._answered
             begun = (
                 request
                 for request in sent
@@ -133,7 +134,7 @@ class ProgramCalls:
                 and request.is_repeated_by(waiting.call, each.num_choices, 1)
             )
             if (request := next(begun, None)) is None:
-                sent.append(request := SentRequest([], each.num_choices, 0))
+                sent.append(request := SentRequest([], each.num_choices, -is_gone))
             request.calls.append(waiting)
         return messages
 

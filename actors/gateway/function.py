@@ -318,6 +318,7 @@ class RemoteEnv(FunctionEnv):
     """A rollout whose program lives on when this process dies: with another one that has its answers."""
 
     resumes_by = "answers"
+    _rollout: RemoteProgram
 
     def snapshot(self) -> PlayedCall:
         """The call whose answer is there, and that has not been sent."""

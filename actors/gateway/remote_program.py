@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.gateway.client import PolicyClient
 from environments.base import Task
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from httpx import Response
 
 SILENCE_CHECK_SECONDS = 5.0
+WITHDRAW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,21 @@ class RemoteProgram:
             "environment": client.remote_environment,
             "model": client.model,
         }
-        authorization = {"authorization": f"Bearer {self.key}"}
+        asked: dict[str, Any] = {
+            "url": f"{self.url}/offers",
+            "json": offer,
+            "headers": {"authorization": f"Bearer {self.key}"},
+        }
         try:
             async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-                offered = http.post(f"{self.url}/offers", json=offer, headers=authorization)
+                offered = http.request("POST", **asked)
                 try:
                     response = await self._watched(asyncio.ensure_future(offered), client)
                 except (
                     BaseException
                 ):  # it has ended here; where this process dies, another one goes on with it
                     with suppress(httpx.HTTPError):
-                        await http.delete(f"{self.url}/offers/{client.session}", headers=authorization)
+                        await http.request("DELETE", **asked, timeout=WITHDRAW_SECONDS)
                     raise
                 result = response.raise_for_status().json()
         except httpx.HTTPError as error:

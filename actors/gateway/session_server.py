@@ -138,7 +138,7 @@ class SessionServer:
             *(Route(path, self._pass_on, methods=["POST"]) for path in (*DIALECTS, COUNT_PATH)),
             Route(MODELS_PATH, self._pass_on, methods=["GET"]),
             Route("/offers", self._offer, methods=["POST"]),
-            Route("/offers/{id}", self._withdraw, methods=["DELETE"]),
+            Route("/offers", self._withdraw, methods=["DELETE"]),
             Route("/sessions", self._claim, methods=["POST"]),
             Route("/sessions", self._count, methods=["GET"]),
             Route("/sessions/{id}/reward", self._reward, methods=["POST"]),
@@ -184,7 +184,8 @@ class SessionServer:
                     return JSONResponse({"unclaimed": reason})
             await settled(request, session.result)
         except RequestError:
-            asyncio.get_running_loop().call_later(LOST_SECONDS, self._end, session, offer)
+            seconds = LOST_SECONDS if session.claimed.done() else 0.0
+            asyncio.get_running_loop().call_later(seconds, self._end, session, offer)
             raise
         self._end(session, offer)
         result = self._ended[offer["id"]] = session.result.result()
@@ -200,7 +201,9 @@ class SessionServer:
     async def _withdraw(self, request: Request) -> Response:
         """End a session whose rollout has ended without its result."""
         self._check_rollout(request)
-        self._open.pop(request.path_params["id"], None)
+        offer = await request.json()
+        if (session := self._open.get(offer["id"])) is not None and session.offer == offer:
+            del self._open[offer["id"]]
         return Response(status_code=204)
 
     def _check_rollout(self, request: Request) -> None:

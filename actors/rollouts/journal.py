@@ -1,7 +1,8 @@
 """The journal of an episode: its finished turns, stored in the fleet, so that another actor can go on.
 
 A rollout actor writes it by ``Journal``; the fleet holds the entries in ``JournalStore`` until the episode is
-delivered. This module is imported in every rollout worker and must stay light.
+delivered. Of a program that lives on elsewhere it has the answers instead, each before it is sent. This
+module is imported in every rollout worker and must stay light.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Player:
         self.attempts: list[tuple[str, int]] = []
         """Rollouts in the order in which they were played, with the finished turns that each was given."""
         link: Any = SimpleNamespace(
-            is_followed=False, sample=self._sample, record_turn=self.dispatcher.journals.record
+            is_followed=False,
+            sample=self._sample,
+            record_turn=lambda *turn: self.dispatcher.journals.record(*turn[:4]),
         )
         pair = Pair(agent_class=GameAgent, env_class=env_class)
         self.actor = player.Player(pair, RolloutLimits(max_steps=NUM_TURNS), link)
