@@ -39,34 +39,39 @@ class NcclPair:
         self._group = stateless_init_process_group(host, port, rank, 2, self._device)
         if self._group.disabled:
             raise RuntimeError("vLLM finds no NCCL.")
+        self._stream = torch.cuda.Stream(self._device)
+        """Of its own: what the engine or the learner computes does not wait for the other side."""
 
     def send(self, buffer: np.ndarray) -> None:
         """Send a buffer of uint8."""
         import torch
 
-        self._broadcast(torch.from_numpy(buffer).to(self._device))
+        with torch.cuda.stream(self._stream):
+            self._broadcast(torch.from_numpy(buffer).to(self._device))
 
     def receive(self, num_bytes: int) -> np.ndarray:
         """Receive a buffer of so many bytes."""
         import torch
 
-        return self._broadcast(torch.empty(num_bytes, dtype=torch.uint8, device=self._device)).cpu().numpy()
+        with torch.cuda.stream(self._stream):
+            staged = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._broadcast(staged)
+            return staged.cpu().numpy()
 
     def close(self) -> None:
         """End the group, whatever it is waiting for."""
         self._group.destroy()
 
-    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _broadcast(self, tensor: torch.Tensor) -> None:
         import torch
 
         deadline, done = time.monotonic() + SECONDS, torch.cuda.Event()
-        self._group.broadcast(tensor, src=0)
-        done.record()
+        self._group.broadcast(tensor, src=0, stream=self._stream)
+        done.record(self._stream)
         while not done.query():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"NCCL has not brought a bucket in {SECONDS:g} s.")
             time.sleep(0.001)
-        return tensor
 
 
 @dataclass(frozen=True, slots=True)
