@@ -40,7 +40,7 @@ class NcclPair:
         if self._group.disabled:
             raise RuntimeError("vLLM finds no NCCL.")
         self._stream = torch.cuda.Stream(self._device)
-        """Of its own: what the engine or the learner computes does not wait for the other side."""
+        """Stream of its own: what engine or learner computes does not wait for the other side."""
 
     def send(self, buffer: np.ndarray) -> None:
         """Send a buffer of uint8."""
