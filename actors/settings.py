@@ -161,8 +161,9 @@ class ServerConfig:
     weights: dict[str, Any] = field(default_factory=lambda: {"transport": "object_store"})
     """Way of the weights from the learner to the engines, in training: by the transport object_store (Ray's),
     deltas (the same, with changes to a whole version, for engines of bfloat16 and low learning rates), files
-    (in a folder that nodes share), or your own as my_module:MyTransport, with its arguments beside it:
-    {transport: files, shared_folder: /shared/weights}. Without shared_folder it is one in run.directory."""
+    (in a folder that nodes share), nccl (between GPUs; nobody has run it), or your own as
+    my_module:MyTransport, with its arguments beside it: {transport: files, shared_folder: /shared/weights}.
+    Without shared_folder it is one in run.directory."""
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     @property

@@ -39,7 +39,7 @@ FORBIDDEN_AT_START = {
 }
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 
-VLLM_HOMES = ("policies.engines.vllm", "policies.engines.tool_calls")
+VLLM_HOMES = ("policies.engines.vllm", "policies.engines.tool_calls", "actors.weights.nccl")
 VERL_HOMES = ("policies.learning", "actors.learning.publishing_learner")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}

@@ -34,16 +34,19 @@ class PublishingLearner(VerlLearner):
         self._transport.open()
         self._dtype = None if engine_dtype is None else getattr(torch, engine_dtype)
         self._copy: list[WeightBucket] = []
+        self._copied: list[torch.Tensor] = []
+        """The shards of the copy, as views of it."""
         super().__init__(**arguments)
 
+    @torch.no_grad()
     def begin_publish(self) -> dict[str, Any]:
         """Copy this rank's shards of the present weights as the engines hold them; return ``schedule``."""
         if not self._copy:
             self._copy = list(pack(self.weights(), self._dtype))
+            self._copied = [shard for bucket in self._copy for _, shard in bucket.shards()]
         else:  # into memory that is there: to get it takes several times as long as the copy
-            copies = (copy for bucket in self._copy for _, copy in bucket.shards())
-            for (_, shard), copy in zip(self.weights(), copies, strict=True):
-                copy.copy_(shard)
+            for (_, shard), copied in zip(self.weights(), self._copied, strict=True):
+                copied.copy_(shard)
         return self.schedule()
 
     def publish_weights(self, version: int) -> Iterator[Any]:

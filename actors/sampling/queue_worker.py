@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from ray.exceptions import ActorUnavailableError
 
-from actors.sampling.request_queue import BUSY_REQUESTS, Assignment, ReplicaReport
+from actors.sampling.request_queue import BUSY_REQUESTS, SLACK, Assignment, ReplicaReport
 from actors.timing import GATHER_ANSWERS_SECONDS, LEASE_SECONDS, QUEUE_RETRY_SECONDS
 from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
@@ -49,6 +49,8 @@ class QueueWorker:
         self._replica, self._engine = replica, engine
         self._poll, self._catch_up, self._read_calls = poll, catch_up, read_calls
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._num_sampled = self._num_reported = 0
+        """Requests of this queue that the engine has; those of others, as the last poll has reported them."""
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
         self._has_news = asyncio.Event()
         self._newest_call: asyncio.Task[None] | None = None
@@ -73,6 +75,7 @@ class QueueWorker:
             SamplerError: the engine has failed. What it has not answered is left to other replicas.
             What ``poll`` raises: the queue is gone.
         """
+        self._engine.load_watchers += (self._load_changed,)
         try:
             while True:
                 start = time.monotonic()
@@ -90,6 +93,8 @@ class QueueWorker:
                     await asyncio.sleep(GATHER_ANSWERS_SECONDS)
                 await self._catch_up_after_a_stop(start)
         finally:
+            watchers = self._engine.load_watchers
+            self._engine.load_watchers = tuple(each for each in watchers if each != self._load_changed)
             for task in (*self._running.values(), *([self._newest_call] if self._newest_call else [])):
                 task.cancel()
 
@@ -97,16 +102,26 @@ class QueueWorker:
         if call is self._newest_call:  # an older one was ended by a newer one: no reason to poll again
             self._has_news.set()
 
+    @property
+    def _num_others(self) -> int:
+        return self._engine.requests_in_flight - self._num_sampled
+
+    def _load_changed(self) -> None:
+        """Poll if the queue would split by a load that is no more: the poll that waits there may be old."""
+        slack = max(SLACK, self._engine.requests_in_flight // 16)
+        if abs(self._num_others - self._num_reported) > slack:
+            self._has_news.set()
+
     async def _call(self) -> None:
         start = time.monotonic()
         answers, self._answers = self._answers, []
-        num_others = max(0, self._engine.requests_in_flight - len(self._running))
+        self._num_reported = self._num_others
         report = ReplicaReport(
             self._replica,
             self._engine.version,
             answers,
             self._engine.stats(),
-            num_others,
+            self._num_reported,
             self._is_leaving,
         )
         assignment = await self._poll(report)
@@ -126,9 +141,7 @@ class QueueWorker:
     async def _answer(self, ticket: str, request: TokenRequest) -> None:
         answer: TokenOutput | Exception
         try:
-            with self._engine.in_flight(request.prompt_ids, request.params):
-                output = await self._engine.generate(request.prompt_ids, request.params, request.pictures)
-            answer = self._read_calls(request, output)
+            answer = self._read_calls(request, await self._sample(request))
         except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to end with it
             try:
                 self._engine.check_alive()
@@ -139,6 +152,14 @@ class QueueWorker:
         del self._running[ticket]
         self._answers.append((ticket, answer))
         self._has_news.set()
+
+    async def _sample(self, request: TokenRequest) -> TokenOutput:
+        self._num_sampled += 1
+        try:
+            with self._engine.in_flight(request.prompt_ids, request.params):
+                return await self._engine.generate(request.prompt_ids, request.params, request.pictures)
+        finally:
+            self._num_sampled -= 1
 
     def _explained(self, error: Exception) -> SamplerError:
         """The error as text: an engine's own class might not be known where it is read."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TRANSPORTS = {
     "deltas": "actors.weights.deltas:DeltaTransport",
     "files": "actors.weights.files:FileTransport",
+    "nccl": "actors.weights.nccl:NcclTransport",
     "object_store": "actors.weights.object_store:ObjectStoreTransport",
 }
 

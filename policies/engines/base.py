@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import fields
 from typing import ClassVar
@@ -59,6 +59,8 @@ class Engine(ABC):
     get."""
     requests_in_flight: int = 0
     """Requests that the replica has taken on, from all queues and over HTTP."""
+    load_watchers: tuple[Callable[[], None], ...] = ()
+    """Called after each change of ``requests_in_flight``."""
 
     @abstractmethod
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None: ...
@@ -150,13 +152,17 @@ class Engine(ABC):
         """Count a request and its tokens as in flight: sampled, or waiting in the replica until they are."""
         most = self.max_model_tokens
         num_tokens = min(most, len(prompt_ids) + (params.max_tokens or most))
-        self.tokens_in_flight += num_tokens
-        self.requests_in_flight += 1
+        self._count(1, num_tokens)
         try:
             yield
         finally:
-            self.tokens_in_flight -= num_tokens
-            self.requests_in_flight -= 1
+            self._count(-1, -num_tokens)
+
+    def _count(self, num_requests: int, num_tokens: int) -> None:
+        self.requests_in_flight += num_requests
+        self.tokens_in_flight += num_tokens
+        for watcher in self.load_watchers:
+            watcher()
 
     def _check_params(self, params: SamplingParams) -> None:
         if params.options is not None and not self.takes_options:

@@ -2,7 +2,7 @@
 
 vLLM's engine runs in a thread of this process. Between two of its steps no request is being computed, so that
 is where requests are added and weights are exchanged: an update is atomic without pausing anything, and every
-token has exactly one version. This is the only module that imports vLLM.
+token has exactly one version. Only ``tool_calls.py`` and ``actors/weights/nccl.py`` import vLLM too.
 """
 
 from __future__ import annotations

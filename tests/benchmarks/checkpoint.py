@@ -3,9 +3,9 @@
     python tests/benchmarks/checkpoint.py [--models tiny,medium,large] [--ranks 2]
 
 A rank's share is its part of what is written: weights and two moments in fp32. ``most added`` is what a rank
-adds at most to its own memory, in shares: while a checkpoint becomes whole and the rank learns beside it, and
-while it loads one. The last column compares the files after one more update of a learner that has gone on
-and of one that was resumed on as many ranks, and all tensors after a resume on another number.
+adds at most to its own memory, in shares: in an update, while a checkpoint becomes whole and the rank learns
+beside it, and while it loads one. The last column compares the files after one more update of a learner that
+has gone on and of one that was resumed on as many ranks, and all tensors after a resume on another number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VOCABULARY = 16
 """Tokens that all of the models have."""
 COLUMNS = (
     *("model", "a share", "an update", "copy: the loop waits", "whole after", "an update beside it"),
-    *("most added: save", "load", "same bits on ranks"),
+    *("most added: an update", "save beside one", "load", "same bits on ranks"),
 )
 
 
@@ -107,9 +107,10 @@ def _measured(model: str, folder: Path, num_ranks: int) -> tuple[str, ...]:
     """A row of the table: seconds and shares, and if what is resumed is the same to the last bit."""
     learner = _learner(model, num_ranks)
     for _ in range(2):  # with the first one come the moments, and memory that is kept
-        start = time.perf_counter()
-        _update(learner)
-        update = time.perf_counter() - start
+        with Peak(_ranks()) as alone:
+            start = time.perf_counter()
+            _update(learner)
+            update = time.perf_counter() - start
     folder.mkdir()
     with Peak(_ranks()) as peak:
         start = time.perf_counter()
@@ -140,7 +141,7 @@ def _measured(model: str, folder: Path, num_ranks: int) -> tuple[str, ...]:
             found.append(f"{other_ranks}: {_state_digest(other) == _state_digest(folder)}")
         _close(resumed)
     seconds = (f"{each:.2f}" for each in (update, waited, written, learned - waited))
-    shares = (f"{each / share:.2f}x" for each in (peak.held, loading))
+    shares = (f"{each / share:.2f}x" for each in (alone.held, peak.held, loading))
     return f"{share / 1e6:.0f} MB", *seconds, *shares, ", ".join(found)
 
 

@@ -49,7 +49,8 @@ PACKAGES = ("torch", "transformers", "verl", "vllm", "ray")
 class Part:
     """A program, the packages that it needs, and its longest seconds.
 
-    ``rehearsal`` are the arguments with which a CPU runs it; without it, none does.
+    ``rehearsal`` are the arguments with which a CPU runs it; without it, none does. ``num_gpus`` is how many
+    it takes.
     """
 
     shows: str
@@ -57,6 +58,7 @@ class Part:
     arguments: Sequence[str]
     rehearsal: Sequence[str] | None
     seconds: int
+    num_gpus: int = 1
 
 
 PARITY = ["tests/gpu/engine_and_learner.py", "--dtype"]
@@ -92,19 +94,27 @@ PARTS = {
         )
         for name in ("object_store", "files")
     },
+    "nccl": Part(
+        "weights by NCCL from one GPU to another",
+        ("torch", "vllm", "ray"),
+        ["tests/gpu/nccl_weights.py"],
+        None,
+        40,
+        num_gpus=2,
+    ),
     "training": Part(
         "SmolLM2 learns in turns with its engine on one GPU, in bfloat16",
         ALL,
         ["-m", "launch.train", *SMOLLM2],
         None,
-        180,
+        160,
     ),
     "throughput": Part(
         "requests a second, against bare vLLM",
         ALL,
         [*THROUGHPUT, "--device", "cuda", "--model", "smollm2-135m-instruct"],
         THROUGHPUT,
-        80,
+        60,
     ),
 }
 
@@ -161,10 +171,11 @@ def obstacle(part: Part, device: str) -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"the package {name} is not installed."
     if device == "cpu":
-        return None if part.rehearsal else "it takes too long without a GPU."
+        return None if part.rehearsal else "a CPU cannot run it, or takes too long."
     import torch
 
-    return None if torch.cuda.is_available() else "torch finds no GPU on this machine."
+    found = torch.cuda.device_count()
+    return None if found >= part.num_gpus else f"it takes {part.num_gpus} GPU(s), and torch finds {found}."
 
 
 def played(name: str, part: Part, device: str, folder: Path) -> tuple[str, list[str]]:

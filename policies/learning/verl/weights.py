@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -144,26 +144,32 @@ def delta(
     return product.T if layer.fan_in_fan_out else product
 
 
-def own_rows(
-    name: str, whole: torch.Tensor, start: int, own: torch.Tensor
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The shard of an exported tensor that a rank has, with its name; nothing where it has none.
+class OwnRows(NamedTuple):
+    """A shard of an exported tensor, and its place in what a rank has of the model's tensor, flat."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def own_rows(name: str, whole: torch.Tensor, start: int, num_own: int) -> Iterator[OwnRows]:
+    """The shard of an exported tensor that a rank has; nothing where it has none.
 
     Args:
         whole: the exported tensor without its memory, as a view of the model's.
         start: place in the model's tensor of what the rank has of it.
-        own: what it has, flat.
+        num_own: how much that is.
     """
     offset, size = whole.storage_offset(), whole.numel()
-    begin, end = max(start, offset), min(start + own.numel(), offset + size)
+    begin, end = max(start, offset), min(start + num_own, offset + size)
     if begin >= end:
         return
-    values = own[begin - start : end - start]
-    if len(values) == size:
-        yield name, values.view(whole.shape)
-    else:
-        first_row = (begin - offset) * len(whole) // size
-        yield shard_name(name, first_row, len(whole)), values.view(-1, *whole.shape[1:])
+    shape = tuple(whole.shape)
+    if end - begin < size:
+        name = shard_name(name, (begin - offset) * len(whole) // size, len(whole))
+        shape = (-1, *shape[1:])
+    yield OwnRows(name, shape, begin - start, end - start)
 
 
 def layers_beside_experts(module: PreTrainedModel) -> list[str]:

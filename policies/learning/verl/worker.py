@@ -161,18 +161,35 @@ class VerlWorker(TrainingWorker):
     def _shards(
         self, state: Mapping[str, torch.Tensor], adapters: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shards in self._own_rows.items():
+            own = verl_weights.local(state[name]).flatten()
+            delta = verl_weights.delta(self.engine.module, name, adapters.__getitem__)
+            if delta is not None:
+                start = flat_start(state[name])
+                own = own + delta.to(own.device).flatten()[start : start + len(own)]
+            for each in shards:
+                yield each.name, own[each.begin : each.end].view(each.shape)
+
+    @functools.cached_property
+    def _own_rows(self) -> dict[str, list[verl_weights.OwnRows]]:
+        """The shards that this rank publishes, by the model's tensors. To find them takes as long as to copy
+        them, and they stay; the memory of the tensors may move."""
+        state = self.engine.module.state_dict()
+
         def without_memory(name: str) -> torch.Tensor:
             return torch.empty(state[name].shape, dtype=state[name].dtype, device="meta")
 
-        for name, tensor in state.items():
-            if not is_first_with(tensor):
-                continue
-            own, start = verl_weights.local(tensor).flatten(), flat_start(tensor)
-            delta = verl_weights.delta(self.engine.module, name, adapters.__getitem__)
-            if delta is not None:
-                own = own + delta.to(own.device).flatten()[start : start + len(own)]
-            for exported, whole in self._exported([name], without_memory):
-                yield from verl_weights.own_rows(exported, whole, start, own)
+        return {
+            name: [
+                each
+                for exported, whole in self._exported([name], without_memory)
+                for each in verl_weights.own_rows(
+                    exported, whole, flat_start(tensor), verl_weights.local(tensor).numel()
+                )
+            ]
+            for name, tensor in state.items()
+            if is_first_with(tensor)
+        }
 
     def _exported(
         self, names: Iterable[str], whole_tensor: Callable[[str], torch.Tensor]

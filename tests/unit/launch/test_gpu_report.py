@@ -45,14 +45,15 @@ def test_training_passes_all_checks_before_start(script: Any) -> None:
 
 
 def test_part_that_cannot_run_has_a_sentence(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     trees, training = script.PARTS["trees"], script.PARTS["training"]
-    assert script.obstacle(trees, "cuda") == "torch finds no GPU on this machine."
+    assert script.obstacle(trees, "cuda") == "it takes 1 GPU(s), and torch finds 0."
     assert script.obstacle(replace(trees, needs=["nope"]), "cuda") == "the package nope is not installed."
     assert script.obstacle(trees, "cpu") is None
-    assert script.obstacle(training, "cpu") == "it takes too long without a GPU."
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert script.obstacle(training, "cpu") == "a CPU cannot run it, or takes too long."
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert script.obstacle(training, "cuda") is None
+    assert script.obstacle(script.PARTS["nccl"], "cuda") == "it takes 2 GPU(s), and torch finds 1."
 
 
 @pytest.mark.parametrize(("program", "verdict"), [("pass", "ok"), ("1/0", "FAILED with status 1")])

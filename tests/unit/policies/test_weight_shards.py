@@ -37,11 +37,11 @@ def test_shards_of_any_ranks_make_the_exported_tensors(verl_on_cpu: None, num_ra
         "layer.mlp.experts.down_proj": torch.rand(3, 2, 4),
     }
     published = [
-        shard
+        (rows.name, own[rows.begin : rows.end].view(rows.shape))
         for name, whole in held.items()
         for start, own in on_ranks(num_ranks, whole)
         for exported, view in unfuse_moe_params([(name, whole.to("meta"))])
-        for shard in own_rows(exported, view, start, own)
+        for rows in own_rows(exported, view, start, len(own))
     ]
     found, expected = (
         WholeTensors(list(pack(published, bucket_bytes=40))),
