@@ -54,8 +54,8 @@ def played_by(run: Path) -> list[dict[State, float]]:
     strategies, strategy = [], dict.fromkeys(STATES, 0.5)
     for update in kept_steps(run, TRAIN):
         for kept in read_kept(run, TRAIN, update):
-            moves = zip(decisions(kept.trajectory), kept.trajectory.steps, strict=False)  # the last may be none
-            for (state, is_bet), step in moves:
+            # An answer that is no move ends a game, and is not among its decisions.
+            for (state, is_bet), step in zip(decisions(kept.trajectory), kept.trajectory.steps, strict=False):
                 assert step.completion is not None
                 likely = float(np.exp(sum(step.completion.logprobs)))
                 strategy[state] = likely if is_bet else 1 - likely
