@@ -59,7 +59,7 @@ class BaseEnv(ABC):
 
     Observations follow one convention, which the agents of ``policies.agents`` understand: a dict with
     ``"question"`` opens the conversation, ``{"tool_outputs": {call_id: text}}`` answers tool calls, any
-    other text is the next user message, a list of parts too, and an empty dict says nothing. A part is
+    other text is the next user message, and an empty dict says nothing. Parts may stand for a text: a list of
     ``{"type": "text", "text": ...}``, or for models that read pictures ``{"type": "image_url", "image_url":
     {"url": "data:image/png;base64,..."}}``.
     """

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from environments.messages import is_part
 from environments.rewards.base import is_bool
 
 
@@ -117,17 +118,23 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
     """Return whether it keeps to the convention of ``BaseEnv``, though an agent of one's own may know
     another."""
     match observation:
-        case None | str() | {"question": str()}:
+        case None | {"question": str()}:
             return []
-        case {"tool_outputs": dict(outputs)} if all(isinstance(output, str) for output in outputs.values()):
+        case _ if _is_content(observation):
+            return []
+        case {"tool_outputs": dict(outputs)} if all(map(_is_content, outputs.values())):
             return []
         case dict() if not observation:
             return []
     return [
         f"{method} returned {kind_of(observation)} as observation. The agents of policies.agents read a "
-        'text, {"question": text} or {"tool_outputs": {call_id: text}}: return one of these, unless your own '
-        "agent reads yours."
+        'text, parts of a message, {"question": text} or {"tool_outputs": {call_id: text}}: return one of '
+        "these, unless your own agent reads yours."
     ]
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and all(map(is_part, value)))
 
 
 def json_doubts(method: str, observation: Any, info: dict[str, Any]) -> list[str]:

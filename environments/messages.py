@@ -26,6 +26,11 @@ def picture_of(part: Any) -> Any:
     return address.get("url") if isinstance(address, dict) else address
 
 
+def is_part(value: Any) -> bool:
+    """Return whether a value is a part of a message's content, a text or a picture."""
+    return isinstance(value, dict) and value.get("type") in ("text", "image_url")
+
+
 class MessageTable:
     """The messages of a trajectory, each stored once; a conversation is the sequence of their numbers."""
 

@@ -2,8 +2,7 @@
 
 A task names a ``page``, the absolute path of a file, and a ``goal``: a JavaScript expression that is true on
 the page in the end, where ``answer`` is the agent's last text. The agent sees the page as its accessibility
-tree, in which what it can click or write into has a number. There are no screenshots: no model here takes
-images.
+tree, in which what it can click or write into has a number, and on request as a picture beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 from environments.adapters import foreign
 from environments.base import Task
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.messages import Message
 from environments.rewards.base import RewardOutput, unjudged
 from environments.sandbox.process_tree import Supervised
 from environments.tool_environment import ToolEnvironment
@@ -110,6 +110,11 @@ class Page:
             time.sleep(SETTLE_SECONDS)
             with suppress(LookupError):  # the page before is just going
                 is_loaded = self.value("document.readyState") == "complete"
+
+    def picture(self) -> Message:
+        """Take a picture of the page as its window shows it; return a part of a message."""
+        data = self.call("Page.captureScreenshot", format="png")["data"]
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
     def _send(self, number: int, method: str, params: dict[str, Any]) -> None:
         self._exchange(self._socket.send, json.dumps({"id": number, "method": method, "params": params}))
@@ -216,11 +221,14 @@ class BrowserEnvironment(ToolEnvironment):
 
     It ends with an answer without a call, or after ``max_steps``; then the task's goal is the reward. No page
     reaches a network. Links to other files of this machine do lead there: use pages that you have written.
+
+    Args:
+        screenshots: show a picture of the page beside each text of it, to a model that reads pictures.
     """
 
     make_page = Page
 
-    def __init__(self, task: Task | None = None, max_steps: int = 20) -> None:
+    def __init__(self, task: Task | None = None, max_steps: int = 20, screenshots: bool = False) -> None:
         super().__init__(task, PageTools().tools, reward_fn=unjudged, max_steps=max_steps)
         missing = [name for name in ("question", "page", "goal") if name not in self.task]
         if missing:
@@ -229,24 +237,34 @@ class BrowserEnvironment(ToolEnvironment):
             raise DatasetError(
                 f"page={self.task['page']!r} is no file: write its absolute path on each node."
             )
+        self._screenshots = screenshots
         self._page: Page | None = None
 
-    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+    def reset(self) -> tuple[Any, dict[str, Any]]:
         self.close()
         self._count_from_zero()
         self._page = self.make_page()
         self._page.open(Path(self.task["page"]).as_uri())
         tools = PageTools(self._page)
         self.tools = {tool.name: tool for tool in tools.tools}
-        return {"question": f"{self.task['question']}\n\n{tools.shown()}"}, {}
+        question = f"{self.task['question']}\n\n{tools.shown()}"
+        return self._with_picture(question) if self._screenshots else {"question": question}, {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
         if not done:
+            outputs = observation["tool_outputs"]
+            if self._screenshots:
+                last = next(reversed(outputs))
+                outputs[last] = self._with_picture(outputs[last])
             return observation, reward, done, info
         answer = info["response"] if isinstance(info["response"], str) else ""
         self._reward_output = verdict = self._judged(answer)
         return {}, verdict.reward, True, info | {"metadata": info["metadata"] | verdict.metadata}
+
+    def _with_picture(self, text: str) -> list[Message]:
+        assert self._page is not None
+        return [{"type": "text", "text": text}, self._page.picture()]
 
     def _judged(self, answer: str) -> RewardOutput:
         assert self._page is not None

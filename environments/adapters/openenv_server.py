@@ -1,6 +1,7 @@
 """Servers of OpenEnv: their addresses, and those that this process starts by a command.
 
-A server that was started ends with this process, however that ends, with all that it has started itself.
+A server that was started ends with this process, however that ends, with all that it has started itself. A
+container's engine starts its processes for it: they can end with its standard input, open until then.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -75,7 +77,8 @@ def _start(command: str) -> _StartedServer:
         port = place.getsockname()[1]
     words = [_PORT.sub(str(port), word) for word in shlex.split(command)]
     with tempfile.TemporaryFile() as log:
-        started = _StartedServer(Supervised(words, os.getcwd(), os.environ, log), f"http://127.0.0.1:{port}")
+        program = Supervised(words, os.getcwd(), os.environ, log, stdin=subprocess.PIPE)
+        started = _StartedServer(program, f"http://127.0.0.1:{port}")
         try:
             _wait_until_healthy(started, command, log)
         except BaseException:  # also the time limit of a rollout

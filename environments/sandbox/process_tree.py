@@ -228,4 +228,6 @@ class Supervised:
             if self._owner >= 0:
                 os.close(self._owner)
                 self._owner = -1
+            if self.process.stdin is not None:
+                self.process.stdin.close()
             return self.process.wait(KILL_SECONDS)

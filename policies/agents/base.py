@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.errors import AgentError
+from environments.messages import is_part
 from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
 
@@ -130,7 +131,7 @@ def content_of(observation: Any, agent: BaseAgent) -> str | list[Any]:
         AgentError: a dict has no question. All of it is not shown, since it may hold the ground truth. Or it
             is for one seat of several: in one conversation each would see what the others do.
     """
-    if isinstance(observation, list) and any(map(_is_part, observation)):
+    if isinstance(observation, list) and any(map(is_part, observation)):
         return copy.deepcopy(observation)
     if not isinstance(observation, dict):
         return str(observation)
@@ -146,7 +147,3 @@ def content_of(observation: Any, agent: BaseAgent) -> str | list[Any]:
             "Name the task's text 'question'."
         )
     return str(observation["question"])
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in ("text", "image_url")

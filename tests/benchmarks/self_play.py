@@ -5,7 +5,8 @@
 
 A player who knows the policy wins ``exploitability`` chips a game above the game's value against it, as the
 mean of both seats. The average of a policy over updates weighs each update's move by how often the policy
-itself comes to that state. Of a training, the policy of an update is what its rollouts have done.
+itself comes to that state. Of a training, the policy of an update is the probabilities with which its
+rollouts have sampled their moves; a state that none of them reached keeps those of the update before.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ def trained(seed: int, args: argparse.Namespace) -> list[dict[State, float]]:
 
 
 def played_by(run: Path) -> list[dict[State, float]]:
-    """The strategies of a training's updates, as its rollouts have played them."""
-    strategies = []
-    for step in kept_steps(run, TRAIN):
-        chosen: dict[State, list[bool]] = {state: [] for state in STATES}
-        for kept in read_kept(run, TRAIN, step):
-            for state, is_bet in decisions(kept.trajectory):
-                chosen[state].append(is_bet)
-        strategies.append({state: float(np.mean(each)) if each else 0.5 for state, each in chosen.items()})
+    """The strategies of a training's updates, by the probabilities of the moves in its rollouts."""
+    strategies, strategy = [], dict.fromkeys(STATES, 0.5)
+    for update in kept_steps(run, TRAIN):
+        for kept in read_kept(run, TRAIN, update):
+            # An answer that is no move ends a game, and is not among its decisions.
+            for (state, is_bet), step in zip(decisions(kept.trajectory), kept.trajectory.steps, strict=False):
+                assert step.completion is not None
+                likely = float(np.exp(sum(step.completion.logprobs)))
+                strategy[state] = likely if is_bet else 1 - likely
+        strategies.append(dict(strategy))
     return strategies
 
 

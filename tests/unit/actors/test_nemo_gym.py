@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from test_rollout_function import play
 
@@ -168,6 +173,41 @@ def test_32_sessions_are_judged_apart(server: str) -> None:
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(reward, range(32))) == [1.0] * 32
     assert sorted(CounterServer.counters.values()) == [3 + by for by in range(32)]
+
+
+@pytest.mark.slow
+def test_kill_in_an_episode_leaves_nothing_of_ours(server: str) -> None:
+    program = f"""
+import time
+from test_nemo_gym import TASK, NemoGymRollout, call, play
+
+def policy(messages):
+    if len(messages) == 1:
+        return call("increment", by=2)
+    print("called", flush=True)
+    time.sleep(600)
+
+play(NemoGymRollout({server!r}), policy, task=TASK)
+"""
+    command, paths = [sys.executable, "-c", program], ":".join(map(str, (Path.cwd(), *sys.path)))
+    started = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE)
+    assert started.stdout is not None and started.stdout.readline() == b"called\n"
+    processes = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+    started.kill()
+    started.communicate()
+    assert psutil.wait_procs(processes, 30)[1] == []
+    port, deadline = int(server.rpartition(":")[2]), time.monotonic() + 30
+    while time.monotonic() < deadline and open_connections(port):
+        time.sleep(0.05)
+    assert not open_connections(port)
+    assert CounterServer.counters == {"0": 5} and not CounterServer.verified
+    left = iter([call("increment", by=2), "Done."])
+    assert play(NemoGymRollout(server), lambda messages: next(left), task=TASK).reward == 1.0
+
+
+def open_connections(port: int) -> list[Any]:
+    found = psutil.Process().net_connections("tcp")
+    return [each for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED]
 
 
 def test_server_that_is_gone_is_a_failure() -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 from browser import chromium
+from picture_models import picture
 
 from environments import check_environment
 from environments.adapters import browser
@@ -19,6 +20,8 @@ from environments.adapters.browser import BrowserEnvironment, Page, PageTools, t
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from launch.recipes.browser import PAGES, TASKS, workload
 from launch.validation.workload import check_classes
+from policies import ToolAgent
+from policies.pictures import open_picture, pictures_of
 
 ROOT = Path(__file__).resolve().parents[3]
 in_chromium = pytest.mark.skipif(chromium() is None, reason="no Chromium: apt-get install chromium")
@@ -45,6 +48,7 @@ TREE = [
     node(7, "textbox", "", value={"value": 'a "b"'}),
     node(8, "InlineTextBox", "Shop"),
 ]
+PICTURE = picture("red", (40, 30))
 SHOWN = 'heading "Shop"\n[1] checkbox "It is new" checked=true\n[2] textbox "" = "a \\"b\\""'
 
 
@@ -64,7 +68,7 @@ class FakePage(Page):
         self.calls.append((method, params))
         if method == "Runtime.callFunctionOn" and self.broken:
             raise LookupError(self.broken)
-        return {"nodes": TREE, "object": {"objectId": "7"}}
+        return {"nodes": TREE, "object": {"objectId": "7"}, "data": PICTURE.split(",")[1]}
 
     def value(self, script: str) -> Any:
         self.calls.append((script, {}))
@@ -101,6 +105,18 @@ def env(monkeypatch: pytest.MonkeyPatch) -> FakeBrowser:
 
 def test_tree_numbers_what_can_be_operated() -> None:
     assert tree_text(TREE) == (SHOWN, {1: 106, 2: 107})
+
+
+def test_screenshots_reach_the_messages_of_the_model() -> None:
+    env, agent = FakeBrowser(TASK, screenshots=True), ToolAgent(tools=PageTools().tools)
+    messages = [{"role": "user", "content": env.reset()[0]}]
+    agent.update_from_env(messages[0]["content"], 0.0, False, {})
+    for call in calls(("click", {"number": 1})), calls(("click", {"number": 1}), ("click", {"number": 2})):
+        agent.update_from_env(env.step(call)[0], 0.0, False, {})
+    assert agent.messages[1]["content"][0] == {"type": "text", "text": f"Buy it.\n\n{SHOWN}"}
+    shown = [isinstance(message["content"], list) for message in agent.messages[1:]]
+    assert shown == [True, True, False, True]  # one picture of the page after the calls of a turn
+    assert [open_picture(each).size for each in pictures_of(agent.messages)] == [(40, 30)] * 3
 
 
 def test_actions_reach_their_elements_and_show_the_page(env: FakeBrowser) -> None:

@@ -507,6 +507,7 @@ def test_task_is_left_as_it_is():
         ),
         (opening(({"question": 7}, {})), ["a dict with the keys ['question'] as observation"]),
         (answering(({"tool_outputs": {"1": 2}}, 0, True, {})), ["['tool_outputs'] as observation"]),
+        (opening(([{"type": "text"}, "?"], {})), ["list as observation", "parts of a message"]),
         (answering(("?", 0, True, {"env": Sound})), ["step() returned an info that cannot be saved as JSON"]),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
@@ -30,6 +34,7 @@ from environments.errors import ConfigError, EnvironmentFailure
 from launch.recipes.task_file import workload_of
 from launch.settings.compose import compose
 
+TESTS = Path(__file__).resolve().parents[2]
 HANG_UP = "hang up"
 SERVER = """
 import sys
@@ -196,3 +201,34 @@ def test_started_server_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch,
         env.close()
     finally:
         end_server(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_container_ends_with_the_process_that_started_it(tmp_path: Path, is_killed: bool) -> None:
+    (tmp_path / "serve.py").write_text(SERVER)
+    served = f"'{sys.executable} {tmp_path}/serve.py PORT & cat; kill $!'"
+    run = f"{sys.executable} {TESTS}/container_stand_in.py run --name=world python sh -c {served}"
+    program = f"""
+import sys
+from environments.adapters.openenv_server import address_of, end_server
+print(address_of({run!r}), flush=True)
+sys.stdin.read()
+end_server({run!r})
+"""
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=TESTS.parent,
+        env=os.environ | {"STAND_IN_STATE": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert starter.stdout is not None and starter.stdout.readline().startswith("http://127.0.0.1:")
+    container = psutil.Process(int((tmp_path / "world").read_text()))
+    inside = [container, *container.children(recursive=True)]
+    assert len(inside) == 3, "the shell, the server and what waits for the end of the input"
+    if is_killed:
+        starter.send_signal(signal.SIGKILL)
+    starter.communicate()
+    assert psutil.wait_procs(inside, 30)[1] == []
