@@ -74,7 +74,7 @@ SETTINGS = [
     f"expert_iteration.optimizer={{lr: {LR}, warmup_steps: 0, min_lr_ratio: 1.0}}",
     "learner.num_threads=1",
     "server.engine.max_model_tokens=160",
-    "server.engine.options={max_num_seqs: 64, max_num_batched_tokens: 1024, block_size: 16}",
+    "server.engine.options={max_num_seqs: 64, max_num_batched_tokens: 1024, block_size: 32}",
 ]
 IMITATE = "stages=[expert_iteration]"
 OWN_SETTINGS = {
