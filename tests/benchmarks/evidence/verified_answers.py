@@ -57,7 +57,8 @@ KS = (1, 8)
 NUM_HELD_OUT = 100
 DRAWS = 2_000
 """Samples of the bootstrap."""
-EXAMPLES = (("4, 8", "8"), ("5, 15", "15"))
+TASK: dict[str, Any] = {"name": "lcm", "min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 24}
+EXAMPLES = [["4, 8", "8"], ["5, 15", "15"]]
 LR = 2e-5
 SETTINGS = [
     "workload=evidence.verified_answers",
@@ -121,8 +122,8 @@ def numbers_of(question: str) -> tuple[int, ...]:
 
 
 def split_tasks() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The held-out tasks, of numbers that no other task has, and those for training, as often as they come."""
-    tasks = reasoning_gym_tasks("lcm", 3_000, min_numbers=2, max_numbers=2, min_value=2, max_value=24)
+    """The held-out tasks, of numbers that no other has, and those for training, as often as they come."""
+    tasks = reasoning_gym_tasks(num_tasks=3_000, **TASK)
     shown = {numbers_of(numbers) for numbers, _ in EXAMPLES}
     pairs = sorted({numbers_of(task["question"]) for task in tasks} - shown)
     spared = set(random.Random(0).sample(pairs, len(pairs) // 2))
@@ -260,7 +261,7 @@ def main() -> None:
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     path = arguments.output / "verified_answers.json"
-    settings = {"all": SETTINGS, **OWN_SETTINGS}
+    settings = {"task": TASK, "examples": EXAMPLES, "all": SETTINGS, **OWN_SETTINGS}
     kept: Kept = {}
     if path.exists():
         content = json.loads(path.read_text(encoding="utf-8"))
