@@ -8,7 +8,7 @@ trained on, in an order by the seed. The model is shown two solved examples, whi
 
 All methods have the same number of rollouts, by the same model at temperature 1, and the same optimizer:
 ``grpo`` and ``expert_iteration`` sample 64 by each of their versions; ``sft`` samples all by the first model,
-and learns those that are right in a few passes. All three are stages of the library in one process
+and learns those that are right in five passes. All three are stages of the library in one process
 (``one_process.py``). A held-out question is answered 8 times, with the same draws after each run; pass@k is
 the unbiased estimate, its interval a bootstrap over the questions.
 
@@ -49,6 +49,8 @@ from launch.workload import Workload  # noqa: E402
 from policies import GameAgent  # noqa: E402
 
 UPDATES, GROUPS, GROUP_SIZE = 20, 8, 8
+PASSES = 5
+"""Over the first model's successes: about as many optimizer steps as there are updates."""
 EVERY = 5
 """Updates after which the state of a run is kept."""
 TIMES = 8
@@ -88,7 +90,7 @@ OWN_SETTINGS = {
     "sft": [
         IMITATE,
         "expert_iteration.num_steps=1",
-        "expert_iteration.num_epochs=2",
+        f"expert_iteration.num_epochs={PASSES}",
         f"rollout.groups_per_step={UPDATES * GROUPS}",
     ],
 }
