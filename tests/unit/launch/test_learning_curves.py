@@ -13,6 +13,7 @@ import pytest
 from launch.recipes import guess
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
+from launch.training.stages.chosen import chosen_stages
 from launch.validation.settings import check_training_settings
 from launch.workload import load_workload
 
@@ -144,6 +145,24 @@ def test_rate_is_tuned_until_both_neighbours_are_worse(curves: Any) -> None:
     assert [run.seed for run in others] == 10 * [0] + 10 * [1], "all of a seed first"
     found = evidence.finished(kept, ["grpo", "rloo"], [0, 1])
     assert {len(values) for values in found.values()} == {2}
+
+
+@pytest.mark.slow
+def test_methods_beside_a_verifier_have_equal_rollouts(curves: Any) -> None:
+    evidence = importlib.import_module("evidence.verified_answers")
+    rollouts = set()
+    for method, own in evidence.OWN_SETTINGS.items():
+        config = compose([*evidence.SETTINGS, *own])
+        check_training_settings(config)
+        [stage] = chosen_stages(config)
+        rollouts.add(stage.num_steps * config.rollout.groups_per_step * config.rollout.group_size)
+        assert stage.optimizer.lr == evidence.LR, method
+    assert rollouts == {evidence.UPDATES * evidence.GROUPS * evidence.GROUP_SIZE}
+    held_out, training = (
+        {evidence.numbers_of(task["question"]) for task in tasks} for tasks in evidence.split_tasks()
+    )
+    assert len(held_out) == evidence.NUM_HELD_OUT
+    assert not held_out & training
 
 
 def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
