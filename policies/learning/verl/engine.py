@@ -13,13 +13,19 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from transformers import PreTrainedModel
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.fsdp.transformer_impl import (
+    FSDPEngine,
+    FSDPEngineWithLMHead,
+    FSDPEngineWithValueHead,
+)
 
 from environments.errors import LearnerError
 from policies.learning.verl import token_trees
@@ -35,7 +41,25 @@ PICTURES = "pictures"
 """Column of a micro-batch [N], where any sample of its mini-batch has pictures: those of each."""
 
 
-class PolicyEngine(FSDPEngineWithLMHead):
+class UndividedEngine(FSDPEngine):
+    """An engine that leaves a model as it is where there is nothing to divide and nothing to round: on one
+    rank on a CPU in float32. FSDP copies each layer's weights for each pass there too, and what the pass
+    keeps lies between the copies: their memory is not free again until it ends.
+    """
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        precision = self.engine_config.mixed_precision or {}
+        is_rounded = precision.get("param_dtype") != "fp32" or module.dtype != torch.float32
+        if is_rounded or dist.get_world_size() > 1 or get_device_name() != "cpu":
+            divided: torch.nn.Module = super()._build_fsdp_module(module)
+            return divided
+        for each in module.parameters():
+            each.data = each.data.clone()  # until here it is a view of the model's file
+        self._autocast_dtype, self.scaler = torch.float32, None
+        return module
+
+
+class PolicyEngine(UndividedEngine, FSDPEngineWithLMHead):
     """Log-probabilities, and entropies where they are asked for, of the response tokens of a micro-batch.
 
     In verl's columns, [P + R] for each sample: column i belongs to token i+1, and those of the prompt are 0.
@@ -105,7 +129,7 @@ class PolicyEngine(FSDPEngineWithLMHead):
         }
 
 
-class ValueEngine(FSDPEngineWithValueHead):
+class ValueEngine(UndividedEngine, FSDPEngineWithValueHead):
     """Values, [P + R] for each sample: column i belongs to what comes after token i."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:

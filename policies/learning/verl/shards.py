@@ -90,10 +90,8 @@ def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     All ranks have the same names: a shard does not decide, since it may be empty.
     """
-    state = module.state_dict()
-    owners = dict(module.named_parameters(remove_duplicate=False))
-    owners |= dict(module.named_buffers(remove_duplicate=False))
-    first = _first_names({name: id(owners.get(name, tensor)) for name, tensor in state.items()})
+    state = module.state_dict(keep_vars=True)
+    first = _first_names({name: id(tensor) for name, tensor in state.items()})
     return _named(MODEL, {name: state[name] for name in first})
 
 
@@ -133,7 +131,8 @@ class Place(NamedTuple):
 class StateCopy:
     """Copy of a rank's part of a state, in host memory: it stays as it is while the rank learns.
 
-    Of what several ranks have alike, the first of them has it.
+    Of what several ranks have alike, the first of them has it. A parameter that is not trained stays as it is
+    without a copy.
     """
 
     def __init__(self) -> None:
@@ -146,7 +145,8 @@ class StateCopy:
             own = verl_weights.local(tensor).detach()
             if (own.numel() or not tensor.numel()) and is_first_with(tensor):
                 self._places[name] = _place(tensor)
-                self._tensors[name] = own.to("cpu", copy=True).contiguous()
+                is_frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+                self._tensors[name] = own.to("cpu", copy=not is_frozen).contiguous()
 
     def write(self, folder: str) -> dict[str, FileDigest]:
         """Write the part to a file of this rank. Raises as ``write_tensors`` does."""
@@ -201,7 +201,8 @@ def is_first_with(tensor: torch.Tensor) -> bool:
 
 
 class ShardFiles:
-    """Files that ``StateCopy`` has written to a folder.
+    """Files that ``StateCopy`` has written to a folder. A file is open only while a tensor is read from it:
+    what has been read of an open one counts as memory of the process.
 
     Raises:
         ConfigError: the folder is not a whole checkpoint, or a file is damaged.
@@ -215,14 +216,13 @@ class ShardFiles:
             )
         self.num_ranks = int(first[0].removesuffix(".safetensors").rpartition("_")[2])
         self.shapes: dict[str, Sequence[int]] = {}
-        self._pieces: dict[str, list[tuple[Any, Place]]] = {}
+        self._pieces: dict[str, list[tuple[str, Place]]] = {}
         for rank in range(self.num_ranks):
             path = os.path.join(folder, _file_name(rank, self.num_ranks))
-            with _damage_explained(path):
-                file = safe_open(path, "pt")
+            with _damage_explained(path), safe_open(path, "pt") as file:
                 for name, place in json.loads(file.metadata()[PLACES]).items():
                     self.shapes[name] = place[0]
-                    self._pieces.setdefault(name, []).append((file, Place(*place)))
+                    self._pieces.setdefault(name, []).append((path, Place(*place)))
         for name, shape in self.shapes.items():
             places = {str(place): place for _, place in self._pieces[name]}.values()
             if (there := sum(math.prod(each.shape) for each in places)) != math.prod(shape):
@@ -230,22 +230,22 @@ class ShardFiles:
                 raise ConfigError(_not_loaded(folder, missing))
 
     def dtype(self, name: str) -> torch.dtype:
-        file, place = self._pieces[name][0]
-        dtype: torch.dtype = (file.get_slice(name)[:0] if place.shape else file.get_tensor(name)).dtype
+        path, place = self._pieces[name][0]
+        with safe_open(path, "pt") as file:
+            dtype: torch.dtype = (file.get_slice(name)[:0] if place.shape else file.get_tensor(name)).dtype
         return dtype
 
     @torch.no_grad()
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         own, mine = verl_weights.local(tensor), _place(tensor)
-        for file, place in self._pieces[name]:
-            if not place.shape:
-                own.copy_(file.get_tensor(name))
-                continue
+        for path, place in self._pieces[name]:
             begin = [max(*each) for each in zip(mine.start, place.start, strict=True)]
             end = [min(*each) for each in zip(_ends(mine), _ends(place), strict=True)]
-            if all(one < other for one, other in zip(begin, end, strict=True)):
-                piece = file.get_slice(name)[_box(begin, end, place.start)]
-                own[_box(begin, end, mine.start)].copy_(piece)
+            if not all(one < other for one, other in zip(begin, end, strict=True)):
+                continue
+            with safe_open(path, "pt") as file:
+                whole = file.get_slice(name) if place.shape else file.get_tensor(name)
+                own[_box(begin, end, mine.start)].copy_(whole[_box(begin, end, place.start)])
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole tensor."""
