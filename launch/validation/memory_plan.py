@@ -28,6 +28,7 @@ from launch.validation.resources import most_replicas, num_gpus, num_rollout_act
 from policies import tiny
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes, token_bytes
 from policies.learning.algorithm import Algorithm
+from policies.learning.verl.fields import small_moment
 from policies.model_files import config_of
 
 GB = 1e9
@@ -314,6 +315,7 @@ def _ranks(
     shards = engine.get("fsdp_size", -1)
     state = master / (shards if 0 < shards < num_ranks else num_ranks)
     whole, trained = state * (shape.num_parameters + teacher_size), state * _trained(shape, lora_rank)
+    moments = 2 * trained * (small_moment(learner.verl.get("optimizer", {})) or master) / master
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
         gathered += FULL * shape.layer  # the gradient of a layer before it is shared out
@@ -327,7 +329,7 @@ def _ranks(
         program=LEARNER_PROCESS,
         weights=whole + gathered,
         gradients=trained,
-        optimizer=2 * trained,
+        optimizer=moments,
         activations=tokens * number * kept,
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
@@ -340,7 +342,7 @@ def _ranks(
     host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated
     if turns or engine.get("offload_policy"):
-        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)
+        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=moments)
     if engine.get("offload_policy"):
         rank = replace(rank, weights=gathered, gradients=0, optimizer=0)
     else:  # the step copies a moment, when activations are gone

@@ -239,6 +239,17 @@ def test_states_that_are_offloaded_lie_on_the_host() -> None:
     assert offloaded[1].bytes - here[1].bytes == pytest.approx(12 * 8.03e9, rel=1e-3)  # it was loaded there
 
 
+@pytest.mark.parametrize(("name", "size"), [("AdamW8bit", 2), ("AdamWFp8", 2), ("AdamW4bit", 1)])
+def test_small_moments_are_planned_by_their_bits(name: str, size: int) -> None:
+    """Two moments of a weight; what a checkpoint holds of them are numbers of four bytes."""
+    small, plain = (
+        process("learner rank", LLAMA_8B, *ON_GPUS, *more)
+        for more in ([f"learner.verl.optimizer.optimizer={name}"], [])
+    )
+    assert plain.optimizer - small.optimizer == pytest.approx((8 - size) * 8.03e9, rel=1e-3)
+    assert small.weights == plain.weights and small.checkpoint == plain.checkpoint
+
+
 def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:
     ranks = [*ON_GPUS, "learner.num_workers=8"]
     all_of_them, four = (

@@ -69,11 +69,14 @@ def test_field_that_needs_another_setting_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "PagedAdamW8bit", "AdamW4bit", "AdamWFp8"])
-def test_optimizer_with_small_moments_is_refused_by_name(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"optimizer.optimizer='{name}' keeps moments of another .*offload_policy"
-    ):
-        check("optimizer", optimizer=name)
+def test_optimizer_with_small_moments_is_that_of_torchao(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ({}, {"optimizer_impl": "bitsandbytes.optim"}):
+        with pytest.raises(ConfigError, match=rf"optimizer='{name}' is not .*optimizer_impl=torchao.optim"):
+            check("optimizer", optimizer=name, **package)
+    with pytest.raises(ConfigError, match=r"the package torchao is not installed.*pip install --no-deps"):
+        check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
+    monkeypatch.setattr("policies.learning.verl.fields.find_spec", lambda package: package)
+    check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
 
 
 OFFLOADS = [
