@@ -53,6 +53,7 @@ OWN_SETTINGS: Mapping[str, str] = {
     "learner.optimizer.warmup_steps": "lr_warmup_steps lr_warmup_steps_ratio",
     "learner.optimizer.weight_decay": "weight_decay",
     "learner.verl.engine": "fsdp_config engine",
+    "learner.verl.model.override_config.attn_implementation=flash_attention_2": "use_remove_padding",
     "learner.verl.optimizer": "optim",
     "model.path, with adapters merged by peft's merge_and_unload": "lora_adapter_path",
     "model.path": "path local_path hf_config_path tokenizer_path hf_config tokenizer custom_chat_template",
@@ -101,11 +102,29 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
             "out."
         )
+    if name == "override_config" and str(value.get("attn_implementation", "")).startswith("flash_attention"):
+        _check_flash_attention(setting, learner)
     if name in ("optimizer", "optimizer_impl"):
         _check_optimizer(learner.verl["optimizer"])
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(
             f"{setting} would have no effect without learner.lora.rank: set that too, or leave it out."
+        )
+
+
+def _check_flash_attention(setting: str, learner: LearnerConfig) -> None:
+    """Its kernels can run on what the learner has. Raises ``ConfigError``."""
+    if learner.device == "cpu" or learner.dtype != "bfloat16":
+        raise ConfigError(
+            f"{setting} with learner.device={learner.device} and learner.dtype={learner.dtype}: flash "
+            "attention has kernels for GPUs and bfloat16. Set learner.device=cuda learner.dtype=bfloat16, or "
+            "leave it out."
+        )
+    if find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"{setting}: the package flash_attn is not installed, and not among the pins. Install it "
+            "(.venv/bin/pip install --no-deps --no-build-isolation flash-attn), or leave the setting out: "
+            "samples share what they have in common then."
         )
 
 
