@@ -41,7 +41,7 @@ PICTURES = "pictures"
 
 
 class _RowsEngine(FSDPEngine):
-    """What is computed in rows: trees of samples, or all samples one after the other."""
+    """Engine of rows: of trees of samples, or of all samples one after the other."""
 
     @cached_property
     def _is_packed(self) -> bool:

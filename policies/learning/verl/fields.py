@@ -113,7 +113,7 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
 
 
 def _check_flash_attention(setting: str, learner: LearnerConfig) -> None:
-    """Its kernels can run on what the learner has. Raises ``ConfigError``."""
+    """Flash attention can run on what the learner has. Raises ``ConfigError``."""
     if learner.device == "cpu" or learner.dtype != "bfloat16":
         raise ConfigError(
             f"{setting} with learner.device={learner.device} and learner.dtype={learner.dtype}: flash "

@@ -279,9 +279,7 @@ def test_gradient_of_packed_rows_is_that_of_flat_ones(
 
 
 @pytest.mark.slow
-def test_learner_of_packed_rows_learns_what_one_of_flat_rows_does(
-    make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_teach_what_flat_ones_do(make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
     from policies.learning.verl import token_trees
 
     found = []
