@@ -23,7 +23,7 @@ from launch.settings.command import Command
 from launch.settings.tree import LIMITS, TrainConfig, without_training
 from launch.validation.policies import check_one_policy
 from launch.validation.resources import check_gpus
-from launch.validation.serving import check_engine, check_tool_parsers
+from launch.validation.serving import check_engine, check_pictures, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import check_classes, check_held_out_tasks
@@ -46,6 +46,7 @@ def evaluate(config: TrainConfig) -> None:
     check_evaluated_workload(config, workload)
     model_path = model_folder(config.model.path)
     check_loadable(model_path, config.model.chat_template_kwargs)
+    check_pictures(model_path, config.server.engine)
     sets = held_out_sets(config, workload)
     tasks = Dataset(task for each in sets.values() for task in each)
     path = results_file(config)

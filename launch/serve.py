@@ -34,6 +34,7 @@ from launch.validation.serving import (
     check_address,
     check_base_model,
     check_engine,
+    check_pictures,
     check_tool_parsers,
 )
 from launch.validation.settings import check_fleet
@@ -124,6 +125,7 @@ def with_models(config: TrainConfig) -> tuple[ServerConfig, ServedModel, list[Se
     model_path = chosen_model(config.model.path)
     options = config.model.chat_template_kwargs
     check_loadable(model_path, options)
+    check_pictures(model_path, config.server.engine)
     server = replace(config.server, adapters=served_adapters(config.server.adapters, model_path))
     versions = served_versions(server.versions, model_path)
     pinned = [served_model(folder, options, pinned_name(name)) for name, folder in versions.items()]

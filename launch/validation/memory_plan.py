@@ -6,7 +6,8 @@
 No weights are read and no model is made. The figures of processes on CPUs are those of runs on x86-64, which
 ``tests/benchmarks/memory_plan.py`` measures beside the plan; those of GPUs are arithmetic that nobody has
 measured. The shapes known are decoders of the usual kind and with latent attention, dense or a mixture of
-experts.
+experts, and a transformer of pictures before one: its weights are counted, and not what pictures take on
+their way through it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from launch.validation.resources import most_replicas, num_gpus, num_rollout_act
 from policies import tiny
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes, token_bytes
 from policies.learning.algorithm import Algorithm
+from policies.learning.verl.fields import small_moment
 from policies.model_files import config_of
 
 GB = 1e9
@@ -68,6 +70,8 @@ class ModelShape:
         experts: number of them that a layer holds for each that a token takes.
         always: width of the experts that each token takes beside them.
         dense_inner: widths of the first layers that have a network instead of experts.
+        vision: number of parameters of the part that reads pictures, and of those that adapters have in it
+            for each of their rank.
     """
 
     config: Mapping[str, Any]
@@ -82,16 +86,19 @@ class ModelShape:
     dense_inner: tuple[int, ...]
     vocabulary: int
     tied: bool
+    vision: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Read ``config.json``; of a model for images too, the part for text.
+        """Read ``config.json``.
 
         Raises:
             ConfigError: the model is of another kind.
         """
-        text = {**config, **config.get("text_config", {})}
         try:
+            if "vision_config" in config:
+                config = _completed(config)
+            text = {**config, **config.get("text_config", {})}
             hidden = int(text["hidden_size"])
             held = next((int(text[each]) for each in NUM_EXPERTS if text.get(each)), 1)
             taken = min(held, int(text.get("num_experts_per_tok") or 1))
@@ -111,6 +118,7 @@ class ModelShape:
                 dense_inner=(int(text["intermediate_size"]),) * int(text.get("first_k_dense_replace") or 0),
                 vocabulary=int(text["vocab_size"]),
                 tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
+                vision=_vision(config, hidden) if "vision_config" in config else (0, 0),
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -136,13 +144,14 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Number of all parameters."""
         others = self.num_layers - len(self.dense_inner)
-        return self.embedding + sum(map(self._layer, self.dense_inner)) + others * self.layer + self.hidden
+        layers = sum(map(self._layer, self.dense_inner)) + others * self.layer
+        return self.embedding + layers + self.hidden + self.vision[0]
 
     def adapters(self, rank: int) -> int:
         """Number of parameters of LoRA on all linear layers but the output and the experts."""
         attention = sum(map(sum, self.attention))
         dense = 3 * (self.hidden + self.inner) if self.experts == 1 else 0
-        return rank * self.num_layers * (attention + dense)
+        return rank * (self.num_layers * (attention + dense) + self.vision[1])
 
     @property
     def kept(self) -> int:
@@ -174,6 +183,36 @@ def _latent_attention(text: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     of_queries = ((hidden, narrow), (narrow, queries)) if narrow else ((hidden, queries),)
     keys_and_values = (latent, num_heads * (plain + value))
     return *of_queries, (hidden, latent + turned), keys_and_values, (num_heads * value, hidden)
+
+
+def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``config.json`` with what its model type has by default: those of models for pictures leave it out."""
+    from transformers import AutoConfig
+
+    completed: dict[str, Any] = AutoConfig.for_model(**config).to_dict()
+    return completed
+
+
+def _vision(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+    """``ModelShape.vision``: patches and their positions, layers, and a linear layer from several patches to
+    a token. Exact for Idefics3; other families have one more layer here or there.
+    """
+    vision = config["vision_config"]
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    num_layers = int(vision.get("num_hidden_layers") or vision["depth"])
+    patch, side = (_length(vision.get(name) or 0) for name in ("patch_size", "image_size"))
+    joined = int(config.get("scale_factor") or vision.get("spatial_merge_size") or 1) ** 2 * width
+    num_linear = 3 if vision.get("out_hidden_size") else 2  # Qwen's have a gate
+    attention = 4 * (width * width + width)
+    layer = attention + num_linear * width * inner + (num_linear - 1) * inner + width + 4 * width
+    patches = 3 * patch**2 * width + width + (side // patch) ** 2 * width
+    adapted = num_layers * (8 * width + num_linear * (width + inner)) + joined + hidden
+    return patches + num_layers * layer + 2 * width + joined * hidden, adapted
+
+
+def _length(side: int | Sequence[int]) -> int:
+    """A side of a square, which some configurations write twice."""
+    return side if isinstance(side, int) else side[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +353,7 @@ def _ranks(
     shards = engine.get("fsdp_size", -1)
     state = master / (shards if 0 < shards < num_ranks else num_ranks)
     whole, trained = state * (shape.num_parameters + teacher_size), state * _trained(shape, lora_rank)
+    moments = 2 * trained * (small_moment(learner.verl.get("optimizer", {})) or master) / master
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
         gathered += FULL * shape.layer  # the gradient of a layer before it is shared out
@@ -327,7 +367,7 @@ def _ranks(
         program=LEARNER_PROCESS,
         weights=whole + gathered,
         gradients=trained,
-        optimizer=2 * trained,
+        optimizer=moments,
         activations=tokens * number * kept,
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
@@ -340,7 +380,7 @@ def _ranks(
     host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated
     if turns or engine.get("offload_policy"):
-        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=2 * trained)
+        host = replace(host, weights=max(whole, loaded), gradients=trained, optimizer=moments)
     if engine.get("offload_policy"):
         rank = replace(rank, weights=gathered, gradients=0, optimizer=0)
     else:  # the step copies a moment, when activations are gone

@@ -13,6 +13,8 @@ from policies.agents.parsers import get_tool_parser
 from policies.engines.base import Engine, engine_class
 from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
 from policies.model_files import config_of
+from policies.pictures import reads_pictures
+from policies.settings import EngineConfig
 
 DEFAULT_PORT = 8000
 OF_TORCHVISION = {
@@ -98,6 +100,16 @@ def check_base_model(config: TrainConfig) -> None:
         )
 
 
+def check_pictures(folder: str, engine: EngineConfig) -> None:
+    """The engine takes the requests of a model that reads pictures. Raises ``ConfigError``."""
+    if engine.name == "vllm" and engine.options.get("speculative_config") and reads_pictures(folder):
+        raise ConfigError(
+            f"server.engine.options.speculative_config={engine.options['speculative_config']} with the model "
+            f"in {folder}, which reads pictures: the token that stands for one is kept from being sampled by "
+            "a logit_bias, and vLLM refuses those in speculative decoding. Leave the option out."
+        )
+
+
 def check_publishing(config: TrainConfig) -> None:
     """The engines can load this model, and take new weights of it.
 
@@ -108,7 +120,10 @@ def check_publishing(config: TrainConfig) -> None:
         ConfigError: they do not.
     """
     path, engine = config.model.path, config.server.engine
-    if path is None or engine.name != "vllm" or engine.num_gpus or not config.server.num_replicas:
+    if path is None or engine.name != "vllm" or not config.server.num_replicas:
+        return
+    check_pictures(model_folder(path), engine)
+    if engine.num_gpus:
         return
     shape = config_of(model_folder(path))
     if shape.get("model_type") in OF_TORCHVISION and find_spec("torchvision") is None:

@@ -84,13 +84,20 @@ PARTS = {
         )
         for name, dtype in (("parity", "bfloat16"), ("parity_exact", "float32"))
     },
+    "packing": Part(
+        "rows packed for flash attention give the log-probabilities and the gradient of padded ones",
+        (*ALL, "flash_attn"),
+        ["tests/gpu/packed_rows.py"],
+        ["tests/gpu/packed_rows.py", "--device", "cpu", "--model", "tiny"],
+        40,
+    ),
     **{
         f"publish_{name}": Part(
             f"publishing by {name}",
             ALL,
             [*PUBLISH, name, *PUBLISHED],
             [*PUBLISH, name, "--models", "tiny"],
-            50,
+            40,
         )
         for name in ("object_store", "files")
     },

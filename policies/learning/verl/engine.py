@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -29,7 +30,7 @@ from verl.workers.engine.fsdp.transformer_impl import (
 
 from environments.errors import LearnerError
 from policies.learning.verl import token_trees
-from policies.learning.verl.micro_batches import prepare_micro_batches
+from policies.learning.verl.micro_batches import PACKED, prepare_micro_batches
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import freeze_routers, layers_beside_experts
 from policies.pictures import TOKEN_BIAS, PictureReader, picture_reader
@@ -59,7 +60,19 @@ class UndividedEngine(FSDPEngine):
         return module
 
 
-class PolicyEngine(UndividedEngine, FSDPEngineWithLMHead):
+class _RowsEngine(UndividedEngine):
+    """Engine of rows: of trees of samples, or of all samples one after the other."""
+
+    @cached_property
+    def _is_packed(self) -> bool:
+        return token_trees.packs(self.module, self.model_config.hf_config)
+
+    def forward_backward_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
+        tu.assign_non_tensor(data, **{PACKED: self._is_packed})
+        return super().forward_backward_batch(data, *args, **kwargs)
+
+
+class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
     """Log-probabilities, and entropies where they are asked for, of the response tokens of a micro-batch.
 
     In verl's columns, [P + R] for each sample: column i belongs to token i+1, and those of the prompt are 0.
@@ -79,7 +92,7 @@ class PolicyEngine(UndividedEngine, FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         layout = Layout.of(micro_batch)
         predicted = Predicted.of(layout, micro_batch)
-        inputs = model_inputs(layout) | self._pixels(micro_batch)
+        inputs = model_inputs(layout, self._is_packed) | self._pixels(micro_batch)
         return inputs | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
 
     @property
@@ -129,14 +142,14 @@ class PolicyEngine(UndividedEngine, FSDPEngineWithLMHead):
         }
 
 
-class ValueEngine(UndividedEngine, FSDPEngineWithValueHead):
+class ValueEngine(_RowsEngine, FSDPEngineWithValueHead):
     """Values, [P + R] for each sample: column i belongs to what comes after token i."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         if PICTURES in micro_batch:
             raise LearnerError("A critic reads text only, and a sample has pictures: use another estimator.")
         layout = Layout.of(micro_batch)
-        return model_inputs(layout), {"paths": layout.paths}
+        return model_inputs(layout, self._is_packed), {"paths": layout.paths}
 
     def prepare_model_outputs(
         self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object
@@ -145,11 +158,12 @@ class ValueEngine(UndividedEngine, FSDPEngineWithValueHead):
         return {"values": torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())}
 
 
-def model_inputs(layout: Layout) -> Arguments:
-    """Return what the model is called with."""
+def model_inputs(layout: Layout, is_packed: bool = False) -> Arguments:
+    """Return what the model is called with. In a packed row transformers finds the samples by their
+    positions, if there is no mask."""
     return {
         "input_ids": layout.input_ids,
-        "attention_mask": layout.attention_mask(),
+        "attention_mask": None if is_packed else layout.attention_mask(),
         "position_ids": layout.positions,
     }
 

@@ -7,6 +7,7 @@ compares the lists with verl's classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from environments.bounds import check_choice
@@ -52,6 +53,7 @@ OWN_SETTINGS: Mapping[str, str] = {
     "learner.optimizer.warmup_steps": "lr_warmup_steps lr_warmup_steps_ratio",
     "learner.optimizer.weight_decay": "weight_decay",
     "learner.verl.engine": "fsdp_config engine",
+    "learner.verl.model.override_config.attn_implementation=flash_attention_2": "use_remove_padding",
     "learner.verl.optimizer": "optim",
     "model.path, with adapters merged by peft's merge_and_unload": "lora_adapter_path",
     "model.path": "path local_path hf_config_path tokenizer_path hf_config tokenizer custom_chat_template",
@@ -62,8 +64,8 @@ OWN_SETTINGS: Mapping[str, str] = {
 OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
 OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
 """Fields that move something from a GPU to its host."""
-SMALL_MOMENTS = ("8bit", "4bit", "Fp8")
-"""Parts of names of optimizers, of bitsandbytes and torchao, whose moments are unlike the weights."""
+SMALL_MOMENTS = {"8bit": 1.0, "Fp8": 1.0, "4bit": 0.5}
+"""Bytes of a moment, by a part of the name of an optimizer of bitsandbytes or torchao."""
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),
@@ -100,13 +102,50 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
             "out."
         )
-    if name == "optimizer" and any(each in str(value) for each in SMALL_MOMENTS):
-        raise ConfigError(
-            f"{setting} keeps moments of another shape or type than the weights, from which no checkpoint "
-            "can go on: leave it out, and set learner.verl.engine.offload_policy=true where a GPU has no "
-            "room for AdamW's."
-        )
+    if name == "override_config" and str(value.get("attn_implementation", "")).startswith("flash_attention"):
+        _check_flash_attention(setting, learner)
+    if name in ("optimizer", "optimizer_impl"):
+        _check_optimizer(learner.verl["optimizer"])
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(
             f"{setting} would have no effect without learner.lora.rank: set that too, or leave it out."
+        )
+
+
+def _check_flash_attention(setting: str, learner: LearnerConfig) -> None:
+    """Flash attention can run on what the learner has. Raises ``ConfigError``."""
+    if learner.device == "cpu" or learner.dtype != "bfloat16":
+        raise ConfigError(
+            f"{setting} with learner.device={learner.device} and learner.dtype={learner.dtype}: flash "
+            "attention has kernels for GPUs and bfloat16. Set learner.device=cuda learner.dtype=bfloat16, or "
+            "leave it out."
+        )
+    if find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"{setting}: the package flash_attn is not installed, and not among the pins. Install it "
+            "(.venv/bin/pip install --no-deps --no-build-isolation flash-attn), or leave the setting out: "
+            "samples share what they have in common then."
+        )
+
+
+def small_moment(optimizer: Mapping[str, Any]) -> float | None:
+    """Return the bytes of a moment of ``learner.verl.optimizer``; ``None`` if it is as large as a weight."""
+    name = str(optimizer.get("optimizer", ""))
+    return next((size for part, size in SMALL_MOMENTS.items() if part in name), None)
+
+
+def _check_optimizer(given: Mapping[str, Any]) -> None:
+    """An optimizer's package is there, and takes what FSDP2 shards. Raises ``ConfigError``."""
+    package = str(given.get("optimizer_impl", "torch.optim")).partition(".")[0]
+    name = str(given.get("optimizer", "AdamW"))
+    if small_moment(given) and package in ("torch", "bitsandbytes"):
+        raise ConfigError(
+            f"learner.verl.optimizer.optimizer={name!r} is not in torch, and bitsandbytes' takes no shards "
+            "of FSDP2: take torchao's, which is not among the pins, with "
+            "learner.verl.optimizer.optimizer_impl=torchao.optim."
+        )
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"learner.verl.optimizer.optimizer_impl={given['optimizer_impl']!r}: the package {package} is "
+            f"not installed. Install it (.venv/bin/pip install --no-deps {package}), or leave it out."
         )

@@ -9,7 +9,7 @@ rows of like length go together. A row is a sample, or a tree of several. ``engi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from verl.utils.device import get_device_name
 from policies.learning.rows import Branch, Row, halves, num_tokens
 from policies.learning.verl.token_trees import ROW, SHARED
 
+PACKED = "packed"
+"""Entry of a mini-batch: true if each of its micro-batches is one row."""
 CALL_TOKENS = 128
 """A pass of the model costs what it does for its tokens and about as many more, however few they are."""
 
@@ -39,16 +41,18 @@ def prepare_micro_batches(
         for sample, (common, length) in enumerate(zip(shared, lengths, strict=True))
     ]
     rows = [list(row) for _, row in groupby(branches, key=lambda branch: numbers[branch.sample])]
-    parts = [
-        [rows[index] for index in part]
-        for part in divide([num_tokens(row) for row in rows], data["max_token_len_per_gpu"])
-    ]
+    is_packed = bool(tu.get_non_tensor_data(data, PACKED, default=False))
+    division = (fill if is_packed else divide)([*map(num_tokens, rows)], data["max_token_len_per_gpu"])
+    parts = [[rows[index] for index in part] for part in division]
     if same_micro_num_in_dp and dp_group is not None:
         count = torch.tensor(len(parts), device=get_device_name())  # NCCL takes no tensors of the CPU
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=dp_group)
         parts = divide_further(parts, int(count))
     samples = [[branch.sample for row in part for branch in row] for part in parts]
-    return [_micro_batch(data, part, own) for part, own in zip(parts, samples, strict=True)], samples
+    return [
+        _micro_batch(data, [[*chain(*part)]] if is_packed else part, own)
+        for part, own in zip(parts, samples, strict=True)
+    ], samples
 
 
 def _micro_batch(data: TensorDict, rows: Sequence[Row], samples: list[int]) -> TensorDict:
@@ -82,6 +86,22 @@ def divide(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         groups.append(sorted(order[begin[end] : end]))
         end = begin[end]
     return groups[::-1]
+
+
+def fill(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Rows of ``lengths`` in groups whose sum is at most ``max_tokens``: each, the longest first, is put into
+    the first group with room for it.
+    """
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        at = next((at for at, left in enumerate(room) if left >= lengths[row]), len(room))
+        if at == len(room):
+            groups.append([])
+            room.append(max_tokens)
+        groups[at].append(row)
+        room[at] -= lengths[row]
+    return [sorted(group) for group in groups]
 
 
 def divide_further(groups: Sequence[Sequence[Row]], count: int) -> list[list[Row]]:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from environments.disk import FileDigest, sync
 from environments.errors import ConfigError
@@ -78,6 +79,28 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Saved) -> None:
         saved.fill(name, value)
         state.setdefault(index, {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    if not type(optimizer).__module__.startswith("torch."):
+        _take_own_form(optimizer)
+
+
+@torch.no_grad()
+def _take_own_form(optimizer: torch.optim.Optimizer) -> None:
+    """Put the moments of an optimizer into tensors of its own, such as torchao's of eight bits: those that it
+    makes in a step of a learning rate of 0.
+    """
+    loaded, rates = dict(optimizer.state), [group["lr"] for group in optimizer.param_groups]
+    optimizer.state.clear()
+    for parameter in loaded:
+        parameter.grad = torch.zeros_like(parameter)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = 0 * rate
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, values in loaded.items():
+        for key, own in optimizer.state[parameter].items():
+            verl_weights.local(own).copy_(verl_weights.local(values[key]))
 
 
 def _index_and_key(name: str) -> tuple[int, str]:
@@ -145,6 +168,8 @@ class StateCopy:
             own = verl_weights.local(tensor).detach()
             if (own.numel() or not tensor.numel()) and is_first_with(tensor):
                 self._places[name] = _place(tensor)
+                if is_traceable_wrapper_subclass(own):  # moments of few bits, by their blocks' scales
+                    own = own.dequantize()
                 is_frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
                 self._tensors[name] = own.to("cpu", copy=not is_frozen).contiguous()
 

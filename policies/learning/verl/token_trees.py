@@ -27,6 +27,8 @@ the place; forks share what was sampled before them. Three samples, and the row 
    On a GPU it is FlexAttention, which does so by tiles.
 7. A row has at most as many tokens as fit through the model at once, and gets another sample only where that
    saves more than those pairs cost.
+8. Flash attention knows no such mask. With it samples share nothing, and a micro-batch is one row of them,
+   one after the other: it tells them apart by positions that begin anew, and no token is padding.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ PAIRS_PER_WIDTH = 3
 multiple of the model's width."""
 NO_END = torch.iinfo(torch.int64).max
 SDPA = "sdpa"
-FULL_ATTENTION = "full_attention"
+FULL_ATTENTION, WINDOW = "full_attention", "sliding_attention"
+FLASH = "flash_attention"
+"""Beginning of the names of flash attention, whose kernels are for GPUs and for numbers of two bytes."""
 
 
 def obstacle(module: torch.nn.Module, config: PreTrainedConfig) -> str | None:
@@ -83,6 +87,19 @@ def obstacle(module: torch.nn.Module, config: PreTrainedConfig) -> str | None:
         if model._is_stateful:
             return "it has recurrent layers"
     return None
+
+
+def packs(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
+    """Return whether a micro-batch is one row of samples with nothing in common: flash attention tells them
+    apart in each layer."""
+    text = config.get_text_config()
+    models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
+    return set(getattr(text, "layer_types", None) or [FULL_ATTENTION]) <= {FULL_ATTENTION, WINDOW} and all(
+        (each.config._attn_implementation or "").startswith(FLASH)
+        and each._supports_attention_backend
+        and not each._is_stateful
+        for each in models
+    )
 
 
 def pairs_per_token(module: torch.nn.Module, config: PreTrainedConfig) -> int:

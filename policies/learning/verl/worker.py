@@ -91,6 +91,7 @@ class VerlWorker(TrainingWorker):
         if learner.device == "cpu":
             for variable in PRIMITIVE_CACHES:
                 os.environ.setdefault(variable, "64")
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torchao's step was compiled in 174 s
             # The same number in a resumed run: it decides the order of sums, and so their last bits.
             torch.set_num_threads(learner.num_threads or 1)
             if not dist.is_initialized():  # verl's own backend string is one that torch rejects on a CPU
@@ -128,7 +129,7 @@ class VerlWorker(TrainingWorker):
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """Take one optimizer step under ``self.loss_fn``, and return verl's report of it."""
         tu.assign_non_tensor(data, update_lr_scheduler=advance_schedule, calculate_entropy=entropy)
-        lr = self.engine.optimizer.param_groups[0]["lr"]  # verl reports the next step's
+        lr = float(self.engine.optimizer.param_groups[0]["lr"])  # verl reports the next step's
         reported = tu.get(self.train_batch(data), "metrics")
         metrics = {name: _number(value) for name, value in reported.items()} | {"lr": lr}
         if not torch.isfinite(torch.tensor(metrics["grad_norm"])):
@@ -291,7 +292,10 @@ class VerlWorker(TrainingWorker):
         shares = [share_of(schedule.last_epoch) for share_of in schedule.lr_lambdas]
         schedule._last_lr = [lr * share for lr, share in zip(schedule.base_lrs, shares, strict=True)]
         for group, lr in zip(groups, schedule.get_last_lr(), strict=True):
-            group["lr"] = lr
+            if isinstance(group["lr"], torch.Tensor):  # torchao's
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
 
 # -- metrics -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from policies.learning.rows import Branch, Row
-from policies.learning.verl.micro_batches import divide, divide_further
+from policies.learning.verl.micro_batches import divide, divide_further, fill
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
@@ -44,6 +44,17 @@ def test_rows_of_one_length_are_one_batch_in_their_order() -> None:
 
 def test_row_as_long_as_the_bound_stands_alone() -> None:
     assert divide([10, 400, 10], 400) == [[1], [0, 2]]
+
+
+def test_packed_rows_fill_what_the_bound_allows() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        lengths = [min(4000, max(8, int(rng.lognormvariate(5.5, 1.0)))) for _ in range(64)]
+        groups = fill(lengths, 4096)
+        assert sorted(chain(*groups)) == list(range(64))
+        sums = [sum(lengths[row] for row in group) for group in groups]
+        assert max(sums) <= 4096 and sum(sums[:-1]) > 0.9 * 4096 * (len(sums) - 1)
+    assert fill([5, 5, 5], 10) == [[0, 1], [2]]
 
 
 def group(*rows: Sequence[int]) -> list[Row]:

@@ -60,6 +60,8 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
             if kind == "critic"
             else VerlLearner(str(model), POLICIES[kind], resolve(WITH_REFERENCE, RESPONSE_TOKENS), 100, 1)
         )
+        if kind == "a copy on each rank":
+            assert worker.engine.device_mesh.mesh_dim_names == ("ddp", "fsdp"), "copies, and shards of each"
         worker.begin_phase(OPTIMIZER, 100)
         worker.load(str(folder / kind / "one"))
         save(worker, folder / kind / "two")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learner_samples import batches
 from whole_batches import shards
 
 from environments.types import Completion, Step, Trajectory
 from policies.learning.samples import TrainBatch, TrainingSample, training_samples
 
 if TYPE_CHECKING:
+    from learner_samples import MakeRank
     from tensordict import TensorDict
 
     from policies.learning.verl.token_trees import Layout
@@ -182,7 +185,9 @@ def trees() -> TrainBatch:
     return TrainBatch(samples=tuple(samples))
 
 
-def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list[torch.Tensor], int]:
+def gradient(
+    model: Any, batch: TrainBatch, most: int, pairs: int, is_packed: bool = False
+) -> tuple[list[torch.Tensor], int]:
     """The gradient of a clipped loss with advantages and ratios by token, and the tokens computed for it."""
     from policies.learning.verl.data import unscored
     from policies.learning.verl.engine import Predicted, model_inputs
@@ -194,14 +199,14 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
 
     [shard] = shards(batch, 1, most, pairs)
     data, count = unscored(shard), 0
-    tu.assign_non_tensor(data, max_token_len_per_gpu=most)
+    tu.assign_non_tensor(data, max_token_len_per_gpu=most, packed=is_packed)
     model.zero_grad()
     for each, indices in zip(*prepare_micro_batches(data), strict=True):
         layout = Layout.of(each)
         assert layout.input_ids.numel() <= most
         count += layout.input_ids.numel()
         predicted = Predicted.of(layout, each)
-        output = model(**model_inputs(layout), logits_to_keep=predicted.columns, use_cache=False)
+        output = model(**model_inputs(layout, is_packed), logits_to_keep=predicted.columns, use_cache=False)
         logits = predicted.logits(output.logits)
         logprobs = -torch.nn.functional.cross_entropy(logits, predicted.labels, reduction="none")
         rows = torch.nested.nested_tensor_from_jagged(
@@ -258,6 +263,35 @@ def test_gradient_is_that_of_flat_rows(
     assert distance(ours, flat) < 1e-10
     assert max(float(each.abs().max()) for each in flat) > 0.1
     assert count < (0.9 if most == 140 else 0.65) * num_flat
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [140, 2000])
+def test_gradient_of_packed_rows_is_that_of_flat_ones(
+    make_model: Callable[[torch.dtype], Any], most: int
+) -> None:
+    """As flash attention has them, by torch's own attention: transformers masks what positions tell apart."""
+    batch, model = trees(), make_model(torch.float64)
+    flat, num_flat = gradient(model, batch, most, pairs=0)
+    ours, count = gradient(model, batch, most, pairs=0, is_packed=True)
+    assert distance(ours, flat) < 1e-10
+    assert count == sum(map(len, batch.samples)) <= num_flat, "no token is padding"
+
+
+@pytest.mark.slow
+def test_packed_rows_teach_what_flat_ones_do(make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    from policies.learning.verl import token_trees
+
+    found = []
+    monkeypatch.setattr(token_trees, "obstacle", lambda *_: "samples share nothing")
+    for is_packed in (False, True):
+        monkeypatch.setattr(token_trees, "packs", lambda *_, packed=is_packed: packed)
+        rank = make_rank()
+        [scored] = rank.score(batches(1))
+        norm = rank.update([scored]).metrics["learn/grad_norm"]
+        found.append(([*chain(*(each.old_logprobs for each in scored.samples))], norm))
+    (flat, flat_norm), (packed, norm) = found
+    assert packed == pytest.approx(flat, abs=1e-5) and norm == pytest.approx(flat_norm, rel=1e-5)
 
 
 @pytest.mark.slow

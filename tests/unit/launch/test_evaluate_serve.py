@@ -278,3 +278,16 @@ def test_model_whose_engine_keeps_old_weights_is_refused(
     for loadable in ({"num_experts": 0}, {"model_type": "smolvlm", "vision_config": {}}):
         (tmp_path / "config.json").write_text(json.dumps(loadable))
         check_publishing(config)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_picture_model_with_drafted_tokens_is_refused(tmp_path: Path, num_gpus: int) -> None:
+    drafts = "server.engine.options.speculative_config={method: ngram, num_speculative_tokens: 2}"
+    settings = [f"model.path={tmp_path}", f"server.engine.num_gpus={num_gpus}"]
+    for name, content in (("config", {"model_type": "idefics3"}), ("processor_config", {})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    check_publishing(compose(settings))
+    with pytest.raises(ConfigError, match=r"reads pictures: .*logit_bias.*Leave the option out"):
+        check_publishing(compose([*settings, drafts]))
+    (tmp_path / "processor_config.json").unlink()
+    check_publishing(compose([*settings, drafts]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpu_page import ROWS, Row
+from picture_models import build
 
 from environments.errors import ConfigError
 from launch.settings.compose import compose, with_overrides
@@ -237,6 +238,47 @@ def test_states_that_are_offloaded_lie_on_the_host() -> None:
     )
     assert here[0].optimizer >= 8 * 8.03e9 and offloaded[0].optimizer == 0
     assert offloaded[1].bytes - here[1].bytes == pytest.approx(12 * 8.03e9, rel=1e-3)  # it was loaded there
+
+
+@pytest.mark.slow
+def test_part_for_pictures_is_counted_as_transformers_makes_it(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    folder = build(tmp_path, has_weights=False)
+    shape = ModelShape.of(json.loads((folder / "config.json").read_text()))
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    assert shape.num_parameters == sum(each.numel() for each in model.parameters())
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    adapters = [each.numel() for name, each in adapted.named_parameters() if ".lora_" in name]
+    assert shape.adapters(4) == sum(adapters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Gemma3", "Llava", "PaliGemma", "Qwen2_5_VL"])
+def test_parts_of_other_families_are_nearly_counted(family: str) -> None:
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")()
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    whole = ModelShape.of(config.to_dict())
+    number = sum(each.numel() for each in model.parameters())
+    assert whole.num_parameters == pytest.approx(number, rel=5e-3)
+
+
+@pytest.mark.parametrize(("name", "size"), [("AdamW8bit", 2), ("AdamWFp8", 2), ("AdamW4bit", 1)])
+def test_small_moments_are_planned_by_their_bits(name: str, size: int) -> None:
+    """Two moments of a weight; what a checkpoint holds of them are numbers of four bytes."""
+    small, plain = (
+        process("learner rank", LLAMA_8B, *ON_GPUS, *more)
+        for more in ([f"learner.verl.optimizer.optimizer={name}"], [])
+    )
+    assert plain.optimizer - small.optimizer == pytest.approx((8 - size) * 8.03e9, rel=1e-3)
+    assert small.weights == plain.weights and small.checkpoint == plain.checkpoint
 
 
 def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 SECONDS = 180
-INSTALL = Path(__file__).resolve().parents[3] / "launch" / "install"
+ROOT = Path(__file__).resolve().parents[3]
+INSTALL = ROOT / "launch" / "install"
+DOCKERFILE = INSTALL / "Dockerfile"
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,52 @@ def test_environment_keeps_its_device_until_another_is_named(tmp_path: Path) -> 
     assert of_cpu == [("venv", "", ""), ("", "torch==2.13.0+cpu", ""), ("", "", "pins-cpu")]
     (tmp_path / ".venv" / ".device").unlink()  # one from before there was a choice
     assert installed() == []
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Keyword and arguments of each instruction of the Dockerfile, as its builder reads them."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [each.split(maxsplit=1) for each in "\n".join(lines).replace("\\\n", " ").splitlines()]
+    return [(keyword, arguments) for keyword, arguments in pairs]
+
+
+def test_dockerfile_copies_what_is_there_and_installs() -> None:
+    found = instructions()
+    kinds = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "CMD"}
+    assert found[0][0] == "FROM" and {keyword for keyword, _ in found} == kinds
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    for arguments in (arguments for keyword, arguments in found if keyword == "COPY"):
+        *sources, _ = (each for each in arguments.split() if not each.startswith("--"))
+        if stage := re.search(r"--from=(\w+)", arguments):
+            assert stage[1] in stages and sources == ["/opt/troupe"]
+        else:
+            assert all((ROOT / each).exists() for each in sources), arguments
+    layers = {each.rstrip("*") for each in project()["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert layers <= set(" ".join(arguments for keyword, arguments in found if keyword == "COPY").split())
+    for command in (arguments for keyword, arguments in found if keyword == "RUN"):
+        subprocess.run(["sh", "-n", "-c", command], check=True)
+    install = next(arguments for keyword, arguments in found if "install.sh" in arguments)
+    assert "DEVICE=$DEVICE sh launch/install/install.sh" in install and "@sh launch/install/install.sh" in (
+        (ROOT / "Makefile").read_text()
+    )
+
+
+def test_commands_above_the_dockerfile_exist() -> None:
+    text = DOCKERFILE.read_text()
+    builds = re.findall(r"docker build -f (\S+) (?:--build-arg DEVICE=(\w+) )?-t (\S+) \.", text)
+    assert [(path, device) for path, device, _ in builds] == [
+        ("launch/install/Dockerfile", device) for device in ("", "cuda")
+    ]
+    assert all((INSTALL / f"pins-{device or 'cpu'}.txt").exists() for _, device, _ in builds)
+    runs = re.findall(r"docker run .* (\S+) troupe train recipe=(\w+)", text)
+    assert [image for image, _ in runs] == [image for *_, image in builds]
+    assert all((ROOT / f"launch/recipes/recipe/{name}.yaml").exists() for _, name in runs)
+    assert dict(instructions())["CMD"] == '["troupe", "--help"]'
+    assert "troupe" in project()["project"]["scripts"]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.mark.outside

@@ -66,6 +66,10 @@ class Views(nn.Module):
 MODULES = (Tied, Untied, Empty, Views)
 
 
+class OwnAdamW(torch.optim.AdamW):
+    """Somebody's, which is given its moments in the tensors that it makes itself."""
+
+
 def sharded(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
@@ -93,8 +97,14 @@ def restore(module: nn.Module, folder: Path) -> torch.optim.Optimizer | None:
     restore_model(module, files)
     if not list(module.parameters()):
         return None
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
-    restore_optimizer(optimizer, files)
+    optimizer, own = (
+        kind(module.parameters(), lr=0.1, foreach=False) for kind in (torch.optim.AdamW, OwnAdamW)
+    )
+    for each in (optimizer, own):
+        restore_optimizer(each, files)
+    ours, theirs = (optimizer_state(each.state_dict()) for each in (own, optimizer))
+    assert ours.keys() == theirs.keys() and own.param_groups[0]["lr"] == 0.1
+    assert all(torch.equal(weights.local(ours[name]), weights.local(each)) for name, each in theirs.items())
     return optimizer
 
 

@@ -42,7 +42,8 @@ def test_fields_that_may_be_set_are_those_of_verl(verl_on_cpu: None) -> None:
     [
         ("actor", "ppo_epochs", "set learner.num_epochs"),
         ("actor", "ppo_mini_batch_size", "set learner.mini_batch_size"),
-        ("model", "use_remove_padding", "leave it out, nothing here acts on it"),
+        ("model", "use_remove_padding", "set learner.verl.model.*attn_implementation=flash_attention_2"),
+        ("model", "hybrid_engine", "leave it out, nothing here acts on it"),
         ("model", "use_fused_kernels", "set learner.micro_batch_tokens"),
         ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),
         ("engine", "no_such", "leave it out, .*; learner.verl.engine has param_offload"),
@@ -69,11 +70,37 @@ def test_field_that_needs_another_setting_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "PagedAdamW8bit", "AdamW4bit", "AdamWFp8"])
-def test_optimizer_with_small_moments_is_refused_by_name(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"optimizer.optimizer='{name}' keeps moments of another .*offload_policy"
-    ):
-        check("optimizer", optimizer=name)
+def test_optimizer_with_small_moments_is_that_of_torchao(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ({}, {"optimizer_impl": "bitsandbytes.optim"}):
+        with pytest.raises(ConfigError, match=rf"optimizer='{name}' is not .*optimizer_impl=torchao.optim"):
+            check("optimizer", optimizer=name, **package)
+    with pytest.raises(ConfigError, match=r"the package torchao is not installed.*pip install --no-deps"):
+        check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
+    monkeypatch.setattr("policies.learning.verl.fields.find_spec", lambda package: package)
+    check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
+
+
+FLASH = {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}
+
+
+def test_flash_attention_is_for_gpus_and_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for learner in (LearnerConfig(verl=FLASH), LearnerConfig(verl=FLASH, device="cuda")):
+        with pytest.raises(ConfigError, match=r"flash_attention_2.*Set learner.device=cuda learner.dtype=bf"):
+            check_fields(learner, GRPO)
+    learner = LearnerConfig(verl=FLASH, device="cuda", dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"flash_attn is not installed.*pip install"):
+        check_fields(learner, GRPO)
+    monkeypatch.setattr("policies.learning.verl.fields.find_spec", lambda package: package)
+    check_fields(learner, GRPO)
+
+
+@pytest.mark.slow
+def test_flash_attention_reaches_verl(verl_on_cpu: None, tiny_model: Path) -> None:
+    from policies.learning.verl.config import worker_config
+
+    learner = LearnerConfig(verl=FLASH, device="cuda", dtype="bfloat16")
+    model = worker_config("language_model", str(tiny_model), learner, learner.optimizer, 1).model_config
+    assert model.hf_config._attn_implementation == "flash_attention_2"
 
 
 OFFLOADS = [
