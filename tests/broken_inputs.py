@@ -216,11 +216,11 @@ def make_runs(folder: Path, model: Path) -> None:
     }
     for name, (file, content) in damages.items():
         run = folder / "trained" / name
-        CheckpointFolder(run, kept=1).save(
+        CheckpointFolder(run, kept=1).begin_save(
             Progress(step=30, version=30, stage_steps={"reinforce": 30}),
             StreamState(),
             lambda path: shutil.copytree(model, Path(path) / "huggingface") and None,
-        )
+        )()
         path = run / "checkpoints" / file
         if content is None:
             path.unlink()

@@ -13,7 +13,9 @@ from launch.training.run_state import RunState
 def make_run(directory: Path, model: Path, step: int = 30) -> Path:
     """A run's folder with one checkpoint, which is returned."""
     progress = Progress(step=step, version=step + 1)  # a warm start has published version 1
-    return CheckpointFolder(directory, kept=9).save(progress, StreamState(), partial(save_model, model))
+    return CheckpointFolder(directory, kept=9).begin_save(
+        progress, StreamState(), partial(save_model, model)
+    )()
 
 
 def save_whole(state: RunState, stream: StreamState, save_learner: SaveLearner) -> Path:

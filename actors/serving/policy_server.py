@@ -23,7 +23,6 @@ from actors.served_agents.recorder import opened_recordings
 from actors.serving.access import Access
 from actors.serving.agent_routes import agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
-from actors.serving.feedback_routes import feedback_routes
 from actors.serving.http import http, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
@@ -69,7 +68,6 @@ def _this_replica() -> ray.actor.ActorHandle:
 
 http.include_router(policy_routes)
 http.include_router(agent_routes)
-http.include_router(feedback_routes)
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)

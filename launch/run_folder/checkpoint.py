@@ -188,16 +188,6 @@ class CheckpointFolder:
 
         return finish
 
-    def save(
-        self,
-        progress: Progress,
-        stream: StreamState,
-        save_learner: SaveLearner,
-        step_under_evaluation: int | None = None,
-    ) -> Path:
-        """Write a checkpoint, and wait until it is whole."""
-        return self.begin_save(progress, stream, save_learner, step_under_evaluation)()
-
     def give_up(self) -> None:
         """Let the checkpoint that is being written, if there is one, never become the newest."""
         with self.lock:

@@ -15,8 +15,7 @@ from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.rewards.code.checker import Case, check
-from environments.rewards.code.comparing import same_output, same_result, same_value
+from environments.rewards.code.comparing import Case, check, same_output, same_result, same_value
 from environments.rewards.code.forms import parsed_tests
 from environments.rewards.code.large_json import read_json, write_json
 from environments.rewards.code.reading import CodeTest, read_tests

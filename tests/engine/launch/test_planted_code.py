@@ -84,7 +84,9 @@ def checkpoint(learner: tuple[Any, Any], tmp_path: Path) -> Path:
         save(critic, f"{folder}/critic")
 
     ready = (Trajectory(task={"n": 1}, rollout_id="00000000/0000"),)
-    return CheckpointFolder(tmp_path, kept=1).save(Progress(step=1), StreamState(ready=ready), save_both)
+    return CheckpointFolder(tmp_path, kept=1).begin_save(
+        Progress(step=1), StreamState(ready=ready), save_both
+    )()
 
 
 def resume(checkpoint: Path, learner: tuple[Any, Any]) -> StreamState:

@@ -33,7 +33,7 @@ def fail(folder: str) -> None:
 
 def save_steps(folder: CheckpointFolder, *steps: int) -> None:
     for step in steps:
-        folder.save(Progress(step=step), NOTHING, write_weights())
+        folder.begin_save(Progress(step=step), NOTHING, write_weights())()
 
 
 def kept_in(directory: Path) -> set[str]:
@@ -64,7 +64,7 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     progress = Progress(
         stage_steps={"warm_start": 5}, step=3, version=4, num_groups=24, tasks_digest="abc", kl_coef=0.1 + 0.2
     )
-    saved = CheckpointFolder(tmp_path, kept=2).save(progress, NOTHING, write_weights())
+    saved = CheckpointFolder(tmp_path, kept=2).begin_save(progress, NOTHING, write_weights())()
     latest = CheckpointFolder(tmp_path, kept=2).latest()
     assert latest == saved
     assert (latest / "huggingface" / "weights").read_text() == "weights"
@@ -89,7 +89,9 @@ def test_ready_trajectories_grow_linearly_with_a_conversation(tmp_path: Path) ->
             for messages in turns
         ]
         ready = StreamState(ready=(Trajectory(steps=steps),))
-        saved = CheckpointFolder(tmp_path, kept=1).save(Progress(step=num_turns), ready, write_weights())
+        saved = CheckpointFolder(tmp_path, kept=1).begin_save(
+            Progress(step=num_turns), ready, write_weights()
+        )()
         assert CheckpointFolder.stream(saved) == ready
         sizes.append((saved / "ready.jsonl").stat().st_size)
     assert sizes[2] - sizes[1] < 2.3 * (sizes[1] - sizes[0])
@@ -137,7 +139,7 @@ def test_what_was_between_fleet_and_loop_is_found_again(tmp_path: Path) -> None:
         for member in (1, 0)
     )
     stream = StreamState(ready=ready, in_flight=("00000002/0002", "00000003/0000"))
-    saved = CheckpointFolder(tmp_path, kept=1).save(Progress(step=1), stream, write_weights())
+    saved = CheckpointFolder(tmp_path, kept=1).begin_save(Progress(step=1), stream, write_weights())()
 
     found = CheckpointFolder.stream(saved)
     assert found.in_flight == stream.in_flight
@@ -176,7 +178,7 @@ def test_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) ->
         seconds=1 / 7,
     )
     folder = CheckpointFolder(tmp_path, kept=1)
-    checkpoint = folder.save(Progress(step=1), StreamState(ready=(trajectory,)), lambda _: None)
+    checkpoint = folder.begin_save(Progress(step=1), StreamState(ready=(trajectory,)), lambda _: None)()
     assert CheckpointFolder.stream(checkpoint).ready == (trajectory,)
 
 
@@ -185,22 +187,22 @@ def test_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) ->
 
 def test_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
-    first = folder.save(Progress(step=1), NOTHING, write_weights())
+    first = folder.begin_save(Progress(step=1), NOTHING, write_weights())()
     with pytest.raises(OSError, match="full"):
-        folder.save(Progress(step=2), NOTHING, fail)
+        folder.begin_save(Progress(step=2), NOTHING, fail)()
     assert folder.latest() == first
     assert [path.name for path in first.parent.glob("step_*")] == ["step_000001"]
 
 
 def test_step_saved_again_replaces_the_old_one_in_any_case(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
-    folder.save(Progress(step=1, version=1), NOTHING, write_weights("old"))
+    folder.begin_save(Progress(step=1, version=1), NOTHING, write_weights("old"))()
     with pytest.raises(OSError, match="full"):
-        folder.save(Progress(step=1, version=2), NOTHING, fail)
+        folder.begin_save(Progress(step=1, version=2), NOTHING, fail)()
     latest = folder.latest()
     assert latest is not None
     assert (latest / "huggingface" / "weights").read_text() == "old"
-    folder.save(Progress(step=1, version=2), NOTHING, write_weights("new"))
+    folder.begin_save(Progress(step=1, version=2), NOTHING, write_weights("new"))()
     assert (latest / "huggingface" / "weights").read_text() == "new"
     assert CheckpointFolder.progress(latest).version == 2
     assert kept_in(tmp_path) == {"step_000001", "latest"}
@@ -245,7 +247,7 @@ def test_kill_at_any_moment_of_save_leaves_whole_checkpoint(
         with monkeypatch.context() as patch:
             kill_before(patch, operation)
             try:
-                folder.save(Progress(step=step, version=9), NOTHING, write_weights("new"))
+                folder.begin_save(Progress(step=step, version=9), NOTHING, write_weights("new"))()
             except Killed:
                 killed = True
 
@@ -291,7 +293,7 @@ def test_half_a_checkpoint_gives_its_room_to_the_next_one(tmp_path: Path) -> Non
     folder = CheckpointFolder(tmp_path, kept=1)
     for step in (6, 7):
         with pytest.raises(OSError, match="No space"):
-            folder.save(Progress(step=step), StreamState(), fill_disk)
+            folder.begin_save(Progress(step=step), StreamState(), fill_disk)()
 
 
 # -- what is kept --------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ def test_checkpoint_under_evaluation_stays_until_it_is_judged(
     save_steps(folder, 1)
     folder.mark_best(1, METRIC, 0.5)
     save_steps(folder, 2)
-    folder.save(Progress(step=3), StreamState(), write_weights(), step_under_evaluation=2)
+    folder.begin_save(Progress(step=3), StreamState(), write_weights(), step_under_evaluation=2)()
     assert folder.mark_best(2, METRIC, value) == (value > 0.5)
     assert kept_in(tmp_path) == {*kept, "step_000003", "latest", "best"}
 
@@ -434,7 +436,7 @@ def test_checkpoint_without_its_manifest_is_refused_with_remedy(tmp_path: Path, 
     ],
 )
 def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str) -> None:
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), NOTHING, write_weights())()
     path = checkpoint / "huggingface" / "weights"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"huggingface/weights {fault}.*start with a new run.directory"):
@@ -442,7 +444,7 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str
 
 
 def test_shard_without_a_digest_is_refused(tmp_path: Path) -> None:
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), NOTHING, write_weights())()
     (checkpoint / "state_00000_of_00001.safetensors").write_text("weights")
     with pytest.raises(ConfigError, match=r"state_00000_of_00001\.safetensors has no digest in state\.json"):
         CheckpointFolder.progress(checkpoint)
@@ -450,7 +452,7 @@ def test_shard_without_a_digest_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_trajectories_are_not_read(tmp_path: Path) -> None:
     ready = StreamState(ready=(Trajectory(rollout_id="00000000/0000"),))
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())
+    checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), ready, write_weights())()
     path = checkpoint / "ready.jsonl"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(ConfigError, match=r"ready.jsonl is not what was written"):
@@ -459,13 +461,13 @@ def test_damaged_trajectories_are_not_read(tmp_path: Path) -> None:
 
 def test_move_of_environments_own_class_comes_back_as_its_text(tmp_path: Path) -> None:
     ready = StreamState(ready=(Trajectory(steps=[Step(action={"moves": (Fraction(1, 2),)})]),))
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())
+    checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), ready, write_weights())()
     (trajectory,) = CheckpointFolder.stream(checkpoint).ready
     assert trajectory.steps[0].action == {"moves": ["1/2"]}
 
 
 def test_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> None:
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), NOTHING, write_weights())()
     manifest = json.loads((checkpoint / "state.json").read_text())
     manifest["files"]["ready.pkl"] = manifest["files"].pop("ready.jsonl")
     (checkpoint / "state.json").write_text(json.dumps(manifest))

@@ -217,7 +217,9 @@ def test_versions_of_a_policy_are_its_own_among_several(tmp_path: Path, tiny_mod
             save_model(tiny_model, f"{folder}/{name}")
 
     folder = CheckpointFolder(tmp_path / "run", kept=9)
-    older, newer = (folder.save(Progress(step=n, version=n), StreamState(), save_both) for n in (20, 30))
+    older, newer = (
+        folder.begin_save(Progress(step=n, version=n), StreamState(), save_both)() for n in (20, 30)
+    )
     folder.mark_best(20, "eval/reward_mean", 0.5)
     chosen = [f"model.path={newer}/second", "server.versions=[best,20]"]
     _, model, pinned = serve.with_models(serve.COMMAND.configuration(chosen))

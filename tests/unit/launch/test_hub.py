@@ -59,7 +59,7 @@ def run_in(folder: Path, *settings: str, evaluated: bool = True) -> Path:
         tracker.evaluation(step, numbers | {"eval/reward_mean": share, "eval/pass_at_1": share})
     tracker.close()
     progress = Progress(stage_steps={"warm_start": 5, "reinforce": 2}, step=2)
-    CheckpointFolder(run, kept=1).save(progress, StreamState(), save_model)
+    CheckpointFolder(run, kept=1).begin_save(progress, StreamState(), save_model)()
     return run
 
 
@@ -114,7 +114,7 @@ def test_several_policies_are_refused_by_name(tmp_path: Path) -> None:
             Path(folder, name).mkdir()
             save_model(f"{folder}/{name}")
 
-    CheckpointFolder(run, kept=1).save(Progress(step=3), StreamState(), save_both)
+    CheckpointFolder(run, kept=1).begin_save(Progress(step=3), StreamState(), save_both)()
     with pytest.raises(ConfigError, match="holds the policies first, second, and one model is exported"):
         export_hub(run, "me/mine", False, hub)
     assert not hub.folder.exists()
