@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 
 @contextmanager
@@ -22,3 +25,21 @@ def large_imports() -> Iterator[None]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # libraries report what is left at the end as leaked
         gc.enable()
+
+
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Import transformers in the block as where torch is not installed, unless this process has it already.
+
+    A tokenizer needs none of it, and its import is 1 s of CPU time and 180 MB. For a process that has no
+    models: transformers takes torch for missing there from then on.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # of its own about torch
+    cast(dict[str, Any], sys.modules)["torch"] = None
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

@@ -83,8 +83,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-LONGEST = ("test_train_on_ray.py", "test_verl_learner.py")
-"""Go first of all that start engines: as one of the last, either would keep a single process busy."""
+LONGEST = ("test_train_on_ray.py", "test_verl_learner.py", "test_model_families.py", "test_vllm_parsers.py")
+"""Go first of their part: as one of the last, each would keep a single process busy."""
 
 
 def _place(item: pytest.Item) -> tuple[bool, bool]:

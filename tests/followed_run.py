@@ -22,7 +22,7 @@ SMALL = (
     "recipe=calculator",
     "run.num_steps=1000",  # it is interrupted
     "run.stall_limit_seconds=500",
-    "warm_start.num_steps=10",
+    "warm_start.num_steps=0",
     "evaluation.num_tasks=2",
     "rollout.groups_per_step=2",
     "rollout.group_size=4",
@@ -34,6 +34,12 @@ SMALL = (
     "learner.nodes={head: 0.01}",
 )
 """A run that makes an update in a second or two."""
+SCRIPTED = (
+    "server.engine.name=scripted_engine:ScriptedEngine",
+    "server.engine.options={replies: ['What is it? I think 12.'], seconds_per_token: 0.05}",
+    "learner.mismatch_alarm=1e9",  # the script knows no model
+)
+"""Of a run whose engine is not what a test is about: it starts soon, and takes little of the machine."""
 HEAD, NODE = {"head": 1}, {"pairs": 1}
 """Resources of the nodes."""
 

@@ -416,6 +416,7 @@ def test_no_layer_imports_one_above_it() -> None:
     assert imports_to_the_left(ROOT) == []
 
 
+@pytest.mark.slow
 def test_importing_environments_needs_only_the_standard_library() -> None:
     assert foreign_imports_of_environments(ROOT) == []
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import methodcaller
@@ -49,12 +49,19 @@ class RankWorker(ABC):
     Args:
         shared_file: path and text of a file in the run's folder; ``None`` if there is no folder to share.
         gives_back: whether memory that is free after a piece of work goes back to the device.
+        environment: variables for torch and verl, which are not imported yet. As those of the actor they
+            would have Ray start its process twice.
         arguments: of the model.
     """
 
     def __init__(
-        self, shared_file: tuple[str, str] | None, gives_back: bool = False, **arguments: Any
+        self,
+        shared_file: tuple[str, str] | None,
+        gives_back: bool = False,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> None:
+        os.environ |= environment or {}
         self._gives_back = gives_back
         self._shared_file = shared_file
         self._arguments = arguments
@@ -272,8 +279,7 @@ class RankGroup:
             actor_class.options(
                 **devices,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._places, rank),
-                runtime_env={"env_vars": rank_environment(settings, rank)},
-            ).remote(**self._arguments)
+            ).remote(environment=rank_environment(settings, rank), **self._arguments)
             for rank in range(settings.num_workers)
         ]
         rendezvous = self._ranks[0].open_store.remote()

@@ -5,8 +5,9 @@ It needs no list of the replicas that are alive: one that has stopped fetches no
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -16,6 +17,7 @@ from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueu
 from environments.errors import AgentError
 from environments.thoughts import is_unfinished
 from environments.types import Completion
+from policies.imports import without_torch
 from policies.pictures import pictures_of
 from policies.sampler import (
     QueueStatus,
@@ -27,9 +29,6 @@ from policies.sampler import (
     check_arguments,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 class ServeSampler(Sampler):
     """Samples the policy server of this cluster: its replicas fetch the requests from the queue here.
@@ -39,8 +38,8 @@ class ServeSampler(Sampler):
     Args:
         app_name: the Serve application; or those of policies that share a tokenizer, by the policies' names,
             as ``SamplingParams.policy`` has them.
-        model_path: folder of the tokenizer and its chat template, or this tokenizer: a process that loads one
-            takes two seconds and 150 MB more, as ``AutoTokenizer`` imports the compiler of torch.
+        model_path: folder of the tokenizer and its chat template, or a pickle of this tokenizer, for a node
+            that lacks the folder.
         chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
     """
 
@@ -53,15 +52,18 @@ class ServeSampler(Sampler):
     def __init__(
         self,
         app_name: str | Mapping[str, str],
-        model_path: str | PreTrainedTokenizerBase,
+        model_path: str | bytes,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         from policies.chat import ChatRenderer, load_tokenizer
 
         self._apps = {"": app_name} if isinstance(app_name, str) else dict(app_name)
         self._queues = {app: RequestQueue(app) for app in self._apps.values()}
-        tokenizer = load_tokenizer(model_path) if isinstance(model_path, str) else model_path
-        self._renderer = ChatRenderer(tokenizer, chat_template_kwargs)
+        with without_torch():
+            tokenizer = (
+                load_tokenizer(model_path) if isinstance(model_path, str) else pickle.loads(model_path)
+            )
+            self._renderer = ChatRenderer(tokenizer, chat_template_kwargs)
         self._directories: dict[str, ray.actor.ActorHandle] = {}
 
     @classmethod

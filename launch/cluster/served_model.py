@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +102,7 @@ def agents(
         AgentPool,
         workload.pair,
         workload.task_from_message,
-        partial(ServeSampler, apps, load_tokenizer(model.path), model.chat_template_kwargs),
+        partial(ServeSampler, apps, pickle.dumps(load_tokenizer(model.path)), model.chat_template_kwargs),
         config.rollout.limits(),
         config.fleet,
         workload.description,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import shutil
 import time
 import uuid
@@ -254,7 +255,7 @@ def rollout_service(
     names = {policy: f"policy-{uuid.uuid4().hex[:8]}" for policy in stores}
     model = ServedModel(path=model_path, chat_template_kwargs=options)
     apps = [PolicyApp(names[policy], model, server, store) for policy, store in stores.items()]
-    make_sampler = partial(ServeSampler, names, load_tokenizer(model_path), options)
+    make_sampler = partial(ServeSampler, names, pickle.dumps(load_tokenizer(model_path)), options)
     limits = config.rollout.limits(OVERLONG in config.selection.masked_reasons)
     reward = workload.group_reward
     if reward is not None:  # no rollout sees the others of its group: the stream has them judged

@@ -40,14 +40,16 @@ def ray_cluster(http_port: int) -> None:
     os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
     variables = RAY_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    ray.init(
-        address="local",
-        num_cpus=LOCAL_CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": variables},
-    )
+    with pytest.MonkeyPatch.context() as patch:  # its processes inherit them
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        ray.init(
+            address="local",
+            num_cpus=LOCAL_CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     start_serve(ServerConfig(http_port=http_port))
 
 

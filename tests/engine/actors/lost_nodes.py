@@ -20,20 +20,21 @@ from ray.cluster_utils import Cluster
 from several_nodes import drain, stopped
 
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+from launch.cluster.session import RAY_ENVIRONMENT
 
 STALL_SECONDS = 120.0
 """Seconds for which no update may be made, whatever becomes of a node."""
 
 
 def main() -> None:
-    os.environ.update(RAYLET_ENVIRONMENT)
+    os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # so the run has no variables of its own to set
     head = {"num_cpus": 2, "resources": HEAD, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address
     ray.init(log_to_driver=False, logging_level="ERROR")
     first, second = (cluster.add_node(num_cpus=4, resources=NODE) for _ in range(2))
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        run = FollowedRun(Path(folder) / "run", ["fleet.num_actors=4"])
+        run = FollowedRun(Path(folder) / "run", ["fleet.num_actors=4", f"model.path={sys.argv[1]}"])
         run.wait_until(lambda: run.num_updates >= 2, 400, "two updates")
         with stopped(second):
             run.wait_for_updates(1, seconds=STALL_SECONDS)

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("program", ["several_nodes.py", "lost_nodes.py"])
-def test_work_goes_on_while_nodes_come_fall_silent_and_go(program: str) -> None:
+def test_work_goes_on_while_nodes_come_fall_silent_and_go(program: str, tiny_model: Path) -> None:
     # A program of its own: this one has a cluster of one node already.
-    command = [sys.executable, str(Path(__file__).with_name(program))]
+    command = [sys.executable, str(Path(__file__).with_name(program)), str(tiny_model)]
     # Others would join its cluster, were it noted where they look. Not tmp_path: too long for sockets.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         environment = os.environ | {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import ray
-from followed_run import HEAD, NODE, FollowedRun, num_nodes
+from followed_run import HEAD, NODE, SCRIPTED, FollowedRun, num_nodes
 from machine import free_port
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
@@ -115,8 +115,8 @@ def main() -> None:
 
 def follow_a_run(folder: Path) -> None:
     """Start a run, make it larger and smaller, interrupt it, and see the nodes follow."""
-    settings = ["workload=slow_calculator", "fleet.num_actors=2", "run.node_wait_seconds=300"]
-    run = FollowedRun(folder / "run", settings)
+    settings = [f"model.path={sys.argv[1]}", "fleet.num_actors=2", "run.node_wait_seconds=300"]
+    run = FollowedRun(folder / "run", [*settings, *SCRIPTED])
     run.wait_until(lambda: run.num_updates >= 1, 400, "the first update, on a node that was added")
     assert num_nodes() == 2
     assert "Waiting for nodes" in run.said

@@ -55,6 +55,8 @@ def devices() -> tuple[str, list[str]]:
 class IdleRank:
     """Has the place of a rank, and imports nothing: fifty of them start."""
 
+    def __init__(self, environment: dict[str, str]) -> None: ...
+
     def open_store(self) -> tuple[str, int]:
         return "", 0
 

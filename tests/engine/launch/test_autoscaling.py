@@ -27,8 +27,8 @@ def test_without_time_to_wait_run_that_does_not_fit_is_error(monkeypatch: pytest
     assert said == []
 
 
-def test_run_starts_grows_and_shrinks_with_nodes_of_autoscaler() -> None:
-    program = [sys.executable, str(Path(__file__).with_name("autoscaled.py"))]
+def test_run_starts_grows_and_shrinks_with_nodes_of_autoscaler(tiny_model: Path) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("autoscaled.py")), str(tiny_model)]
     # As for other clusters of tests: noted where nobody looks, in a folder whose name is short.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         environment = os.environ | {

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import ray
 from browser import Browser, chromium
-from followed_run import foreign_lines
+from followed_run import SCRIPTED, foreign_lines
 from machine import free_port
 
 from actors.rollouts import service as rollout_service
@@ -41,13 +41,14 @@ ROOT = Path(__file__).resolve().parents[3]
 RUN = [
     "recipe=calculator",
     "run.num_steps=1000",
-    "warm_start.num_steps=10",
+    "warm_start.num_steps=0",
     "evaluation.num_tasks=2",
     "rollout.groups_per_step=2",
     "rollout.group_size=4",
     "fleet.num_actors=2",
     "learner.mini_batch_size=8",
     "run.stall_limit_seconds=180",  # a report comes after a thirtieth of it
+    *SCRIPTED,
 ]
 
 
@@ -205,15 +206,23 @@ def test_cluster_without_room_is_named(ray_cluster: None) -> None:
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+def training(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[subprocess.Popen[str]]:
     """A training as a program of its own, with a Ray of its own, that makes updates."""
     folder = tmp_path_factory.mktemp("stalled")
     server = f"server.http_port={free_port()}"
-    command = [sys.executable, "-m", "launch.train", *RUN, f"run.directory={folder / 'run'}", server]
+    command = [sys.executable, "-m", "launch.train", *RUN, f"model.path={tiny_model}", server]
+    command += [f"run.directory={folder / 'run'}"]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))  # there is the script of the engine
     with (
         (folder / "output").open("w+") as output,
         subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=output, text=True, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
         ) as program,
     ):
         program.output = folder / "output"  # type: ignore[attr-defined]

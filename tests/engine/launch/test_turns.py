@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from followed_run import INTERRUPTED
+from followed_run import INTERRUPTED, SCRIPTED
 from head_node import ROOT, head_node
 
 from launch.reporting.tracker import read_metrics
@@ -46,11 +46,12 @@ time.sleep(3600)
 TRAINING = [
     "recipe=calculator",
     "run.num_steps=100000",  # it is interrupted
-    "warm_start.num_steps=2",
+    "warm_start.num_steps=0",
     "evaluation.num_tasks=4",
     "rollout.groups_per_step=2",
     "rollout.group_size=2",
     "fleet.num_actors=2",
+    *SCRIPTED,
 ]
 
 
@@ -68,12 +69,13 @@ def wait_for(words: str, log: Path, seconds: float = 400) -> None:
         time.sleep(0.2)
 
 
-def test_programs_take_turns_to_start_and_wait_for_room(tmp_path: Path) -> None:
+def test_programs_take_turns_to_start_and_wait_for_room(tmp_path: Path, tiny_model: Path) -> None:
     """A training and three others, on a cluster with room for one of them. Any may end by SIGKILL."""
     programs: dict[str, subprocess.Popen[bytes]] = {}
     logs = {name: tmp_path / f"{name}.log" for name in ("a", "training", "b", "c", "status")}
     a_goes_on, directory = tmp_path / "a goes on", tmp_path / "run"
-    with head_node(2, RAY_AUTH_MODE="disabled") as environment:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))  # there is the script of the engine
+    with head_node(2, RAY_AUTH_MODE="disabled", PYTHONPATH=path) as environment:
 
         def start(name: str, *command: str) -> None:
             programs[name] = program(logs[name], environment, *command)
@@ -81,7 +83,8 @@ def test_programs_take_turns_to_start_and_wait_for_room(tmp_path: Path) -> None:
         try:
             start("a", "-c", STARTER, "program a", str(a_goes_on))
             wait_for("has all its parts", logs["a"])
-            start("training", "-m", "launch.train", *TRAINING, f"run.directory={directory}")
+            settings = [*TRAINING, f"model.path={tiny_model}", f"run.directory={directory}"]
+            start("training", "-m", "launch.train", *settings)
             wait_for("Waiting for its turn to start on this cluster, after program a.", logs["training"])
             a_goes_on.touch()
             wait_for("Waiting for room: 1.52 Ray CPUs", logs["training"])  # of which the learner has 1

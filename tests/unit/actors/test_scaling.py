@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ seconds = st.floats(0.1, 100)
 
 @given(rollout_seconds=seconds, learner_seconds=seconds, start=st.integers(1, 300))
 @settings(max_examples=1000)
+@pytest.mark.slow
 def test_steady_load_is_followed_without_flapping(
     rollout_seconds: float, learner_seconds: float, start: int
 ) -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from picture_models import build, picture, shown
 
 from actors.sampling.backends import check_calls
 from actors.sampling.request_queue import ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
 from environments.errors import AgentError, ConfigError
 from policies import SeatsAgent
+from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai_sampler import OpenAISampler
-from policies.sampler import EngineStats, SamplerDefaults, SamplingParams, TokenOutput, TokenRequest
+from policies.sampler import (
+    EngineStats,
+    SamplerDefaults,
+    SampleRequest,
+    SamplingParams,
+    TokenOutput,
+    TokenRequest,
+)
 
 
 def request(policy: str) -> TokenRequest:
@@ -51,3 +63,25 @@ def test_server_of_one_model_is_refused_to_several_policies() -> None:
     assert ServeSampler.arguments(given, SamplerDefaults()) == given
     with pytest.raises(ConfigError, match="policies one, two, and OpenAISampler samples one model"):
         check_calls(agent, OpenAISampler)
+
+
+@pytest.mark.slow
+def test_process_of_a_sampler_renders_without_torch(tmp_path: Path) -> None:
+    """Texts and pictures, by a tokenizer that was sent to it."""
+    tokenizer = load_tokenizer(build(tmp_path / "model", has_weights=False))
+    (tmp_path / "tokenizer").write_bytes(pickle.dumps(tokenizer))
+    request = SampleRequest(messages=[shown(picture("red"))], params=SamplingParams())
+    (tmp_path / "request").write_bytes(pickle.dumps(request))
+    code = (
+        "import pickle, sys; from pathlib import Path;"
+        "from actors.sampling.serve_sampler import ServeSampler;"
+        "renderer = ServeSampler('server', Path('tokenizer').read_bytes())._renderer;"
+        "print(*renderer.request_ids(pickle.loads(Path('request').read_bytes())));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    path = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [*map(str, ChatRenderer(tokenizer).request_ids(request))]
+    assert "PyTorch" not in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_cluster import HEAD
@@ -89,6 +90,7 @@ async def play(script: list[Event], system: System) -> None:
 
 @given(script=events, seed=st.integers(0, 2**16))
 @settings(max_examples=6, derandomize=True)
+@pytest.mark.slow
 def test_rollouts_are_trained_once_in_right_versions_in_a_storm(script: list[Event], seed: int) -> None:
     loop = CountingLoop()
     asyncio.set_event_loop(loop)

@@ -6,6 +6,8 @@ import csv
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from environments import math_reward_fn
 
 DISAGREEMENTS: dict[tuple[str, str], str] = {}
@@ -25,6 +27,7 @@ def test_table_has_many_kinds_of_answers_half_of_them_wrong() -> None:
     assert min(kinds.values()) >= 12
 
 
+@pytest.mark.slow
 def test_reward_agrees_with_the_table_of_pairs() -> None:
     disagreeing = {}
     for row in rows():

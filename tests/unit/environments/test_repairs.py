@@ -42,6 +42,7 @@ def test_splits_have_no_program_in_common_and_all_kinds_of_bugs(folder: Path) ->
         assert len(Counter(kind for _, kind, _ in names)) >= 5
 
 
+@pytest.mark.slow
 def test_check_that_the_agent_sees_fails(folder: Path) -> None:
     task = next((folder / "train").glob("wrap-*"))
     check = [sys.executable, "check.py"]

@@ -168,6 +168,7 @@ def test_choice_imports_no_package() -> None:
 # -- what a tracker is given ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_own_tracker_gets_settings_and_adds_its_numbers(tmp_path: Path) -> None:
     (own,) = chosen_trackers(["own_tracker:OwnTracker"]).values()
     assert isinstance(own, OwnTracker)

@@ -161,6 +161,7 @@ def test_state_is_restored_on_each_rank_and_as_nothing_else(folder: Path, rank: 
     assert others == dict.fromkeys(others, "refused") and len(others) == 12
 
 
+@pytest.mark.slow
 def test_tensor_that_lacks_a_part_is_refused(folder: Path) -> None:
     """It would be read with what happened to be in memory there."""
     path = folder / "Empty" / "state_00001_of_00002.safetensors"
