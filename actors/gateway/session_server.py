@@ -196,7 +196,9 @@ class SessionServer:
         """End a session, unless another actor has gone on with it. One that a program has had never opens
         again: whoever offers it gets the result.
         """
-        if session.offer == offer and self._open.pop(offer["id"], None) and session.claimed.done():
+        if session.offer != offer or self._open.pop(offer["id"], None) is None:
+            return
+        if session.claimed.done():
             self._ended[offer["id"]] = result
             if len(self._ended) > MAX_NAMES:
                 del self._ended[next(iter(self._ended))]
