@@ -43,6 +43,8 @@ TOKEN_BIAS = -100.0
 as a sampled one it would be taken for a picture."""
 OPENED_BYTES = 128 * 2**20
 """Bytes of the pictures that are held open: six of the largest, or a hundred of 512 pixels on a side."""
+IDS_BYTES = 2**23
+"""Bytes of the tokens that are held for the sizes of pictures."""
 _OPENED: SizedCache[str, Image] = SizedCache(OPENED_BYTES)
 
 
@@ -157,15 +159,16 @@ class PictureReader:
             ) from error
         self.token = str(self.processor.image_token)
         self.token_id = int(self.processor.image_token_id)
-        self._ids: dict[tuple[int, int], array[int]] = {}
+        self._ids: SizedCache[tuple[int, int], array[int]] = SizedCache(IDS_BYTES)
 
     def ids(self, picture: str) -> array[int]:
         """The tokens that a prompt has for a picture, which are those of its size."""
         image = open_picture(picture)
-        if image.size not in self._ids:
+        if (ids := self._ids.get(image.size)) is None:
             made = self.processor(images=[image], text=self.token, add_special_tokens=False)
-            self._ids[image.size] = array("i", made["input_ids"][0])
-        return self._ids[image.size]
+            ids = array("i", made["input_ids"][0])
+            self._ids.put(image.size, ids, ids.itemsize * len(ids))
+        return ids
 
     def pixels(self, pictures: Sequence[str]) -> dict[str, Any]:
         """Arguments of the model beside its tokens, for the pictures of some rows in their order."""

@@ -79,8 +79,8 @@ class RemoteProgram:
                 f"The session server at {self.url} cannot be reached from this node ({error!r}): it listens "
                 "in the process that has started the training."
             ) from error
-        if "unclaimed" in result:
-            raise EnvironmentFailure(result["unclaimed"])
+        if "failed" in result:
+            raise EnvironmentFailure(result["failed"])
         if "error" in result:
             raise AgentError(result["error"])
         if "later" in result:

@@ -74,6 +74,8 @@ NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
 RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 
 Json = dict[str, Any]
+ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
+LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
 
 
 @dataclass(eq=False, slots=True)
@@ -164,14 +166,14 @@ class SessionServer:
         """Take the task of a rollout in, and answer when a program has played it."""
         self._check_rollout(request)
         offer = await request.json()
-        if offer["id"] in self._ended:  # its actor has died with the result
+        if offer["id"] in self._ended:  # its actor has died with the result, or came too late
             return JSONResponse(self._ended[offer["id"]])
         if (session := self._open.get(offer["id"])) is None:
             session = self._open[offer["id"]] = _Session(offer)
             self._waiting.put_nowait(session)
         elif session.claimed.done() and not session.result.done() and not session.is_named:
-            del self._open[offer["id"]]
-            return JSONResponse({"unclaimed": "Its program calls the policy at a node that is lost."})
+            self._end(session, session.offer, LOST)
+            return JSONResponse(LOST)
         session.offer = offer
         try:
             while not await settled(request, session.claimed, self._claim_seconds):
@@ -180,30 +182,33 @@ class SessionServer:
                         f"No program has asked for a task for {self._claim_seconds:g} s: start some that "
                         f"send POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
                     )
-                    self._end(session, offer)
-                    return JSONResponse({"unclaimed": reason})
+                    self._end(session, offer, ENDED)
+                    return JSONResponse({"failed": reason})
             await settled(request, session.result)
         except RequestError:
             seconds = LOST_SECONDS if session.claimed.done() else 0.0
-            asyncio.get_running_loop().call_later(seconds, self._end, session, offer)
+            asyncio.get_running_loop().call_later(seconds, self._end, session, offer, ENDED)
             raise
-        self._end(session, offer)
-        result = self._ended[offer["id"]] = session.result.result()
-        if len(self._ended) > MAX_NAMES:
-            del self._ended[next(iter(self._ended))]
-        return JSONResponse(result)
+        self._end(session, offer, session.result.result())
+        return JSONResponse(session.result.result())
 
-    def _end(self, session: _Session, offer: Json) -> None:
-        """Forget a session, unless another actor has gone on with it."""
-        if session.offer is offer:
-            self._open.pop(offer["id"], None)
+    def _end(self, session: _Session, offer: Json, result: Json) -> None:
+        """End a session, unless another actor has gone on with it. One that a program has had never opens
+        again: whoever offers it gets the result.
+        """
+        if session.offer != offer or self._open.pop(offer["id"], None) is None:
+            return
+        if session.claimed.done():
+            self._ended[offer["id"]] = result
+            if len(self._ended) > MAX_NAMES:
+                del self._ended[next(iter(self._ended))]
 
     async def _withdraw(self, request: Request) -> Response:
         """End a session whose rollout has ended without its result."""
         self._check_rollout(request)
         offer = await request.json()
-        if (session := self._open.get(offer["id"])) is not None and session.offer == offer:
-            del self._open[offer["id"]]
+        if (session := self._open.get(offer["id"])) is not None:
+            self._end(session, offer, ENDED)
         return Response(status_code=204)
 
     def _check_rollout(self, request: Request) -> None:

@@ -53,7 +53,7 @@ class Journal:
 
     Args:
         resumes_by: ``BaseEnv.resumes_by`` of the environment's class; ``None`` records nothing.
-        record: called with the index and the bytes of a finished turn; it does not wait.
+        record: called with the index and the bytes of a finished turn; it waits for answers only.
         entries: the bytes of the turns that are finished, in their order.
         name: of the episode, the same for all attempts that go on with it.
     """

@@ -161,7 +161,12 @@ class SlotLoop:
                 logger.warning("Rollout %s failed: %s", rollout.rollout_id, trajectory.error)
                 self.totals.num_replayed_tokens += trajectory.num_sampled_tokens
                 self.totals.num_retries += 1
-                self.dispatcher.retry(rollout, slot.index, begins_anew=reason not in RESUMED_AFTER)
+                goes_on = reason in RESUMED_AFTER
+                if (
+                    resumes_by == "answers"
+                ):  # its program has been answered that all is over, unless it crashed
+                    goes_on = reason is TerminationReason.CRASHED
+                self.dispatcher.retry(rollout, slot.index, begins_anew=not goes_on)
                 return
             if rollout.attempt > 1:
                 trajectory.error = f"{trajectory.error}\n(after {rollout.attempt} attempts)"

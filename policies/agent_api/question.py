@@ -38,7 +38,7 @@ class Question:
             raise InvalidRequestError(
                 f"{body.model} plays with settings and tools of its own: leave {name} out.", param=name
             )
-        if any(each.has_pictures for each in body.messages):
+        if any(each.num_pictures for each in body.messages):
             raise InvalidRequestError(
                 f"{body.model} reads text only: leave the pictures out.", param="messages"
             )

@@ -12,7 +12,7 @@ from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
 from policies.model_api.errors import ConflictError, InvalidRequestError, RequestError, unknown_model
 from policies.model_api.growing_text import GrowingText
-from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
+from policies.model_api.limits import MAX_CHOICES, MAX_PICTURES, MAX_TOKENS
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
 from policies.model_api.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.model_api.structure import structure_of
@@ -151,8 +151,13 @@ class OpenAIFrontend:
 
     def _shown(self, body: ChatRequest) -> tuple[str, ...]:
         """The pictures in its messages."""
-        if not any(message.has_pictures for message in body.messages):
+        if not (num_pictures := sum(message.num_pictures for message in body.messages)):
             return ()
+        if num_pictures > MAX_PICTURES:
+            raise InvalidRequestError(
+                f"{num_pictures} pictures are more than {MAX_PICTURES}: leave the earlier ones out.",
+                param="messages",
+            )
         if self._renderer.pictures is None:
             raise InvalidRequestError(
                 "This model reads text only, and a message shows a picture: leave it out, or send its text.",

@@ -11,6 +11,8 @@ MAX_BODY_SECONDS = 30.0
 MAX_MESSAGES = 2000
 MAX_CHOICES = 128
 """Prompts times choices of each."""
+MAX_PICTURES = 16
+"""Pictures of one request: the largest takes 75 ms to read, the first time."""
 MAX_TOKENS = 2**20
 """Tokens of all prompts and choices of one request together."""
 MAX_STRUCTURE_CHARACTERS = 2**16

@@ -125,16 +125,15 @@ class ChatMessage(Body):
     def _check_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content is missing: a {self.role} message needs a text")
-        if self.role not in SHOWING and self.has_pictures:
+        if self.role not in SHOWING and self.num_pictures:
             raise ValueError(f"a {self.role} message shows no pictures: put them into one of the user")
         return self
 
     @property
-    def has_pictures(self) -> bool:
-        """True if a part of it is a picture."""
-        return not isinstance(self.content, str | None) and any(
-            isinstance(part, PicturePart) for part in self.content
-        )
+    def num_pictures(self) -> int:
+        """Number of its parts that are pictures."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return sum(isinstance(part, PicturePart) for part in parts)
 
     @cached_property
     def for_template(self) -> Message:
@@ -144,7 +143,7 @@ class ChatMessage(Body):
         content: str | list[Message]
         if isinstance(self.content, str | None):
             content = self.content or ""
-        elif self.has_pictures:
+        elif self.num_pictures:
             content = [part.model_dump(exclude={"image_url": {"detail"}}) for part in self.content]
         else:
             content = "\n".join(part.text for part in self.content if isinstance(part, TextPart))

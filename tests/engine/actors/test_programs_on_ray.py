@@ -31,7 +31,7 @@ from environments.types import TerminationReason
 from policies.learning.samples import training_samples
 from policies.sampler import ScriptedSampler
 
-NUM_ROLLOUTS, NUM_ACTORS, NUM_CALLS, NUM_KILLS = 64, 4, 3, 8
+NUM_ROLLOUTS, NUM_ACTORS, NUM_CALLS, NUM_KILLS = 40, 4, 3, 8
 KEY = "a-key-of-the-programs"
 MARK = "--a-program-under-kills"
 PROGRAM = """

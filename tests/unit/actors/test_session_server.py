@@ -362,9 +362,8 @@ def test_program_that_calls_a_lost_node_is_begun_anew(http: httpx.Client, server
         with pytest.raises(httpx.ReadTimeout):
             offer(server, "lost")
         assert claiming.result(30)["id"] == "lost"
-    assert offer(server, "lost").json() == {
-        "unclaimed": "Its program calls the policy at a node that is lost."
-    }
+    lost = {"failed": "Its program calls the policy at a node that is lost."}
+    assert [offer(server, "lost").json() for _ in range(2)] == [lost] * 2
     assert http.post("/sessions/lost/reward", json={"reward": 1}).status_code == 404
 
 
@@ -669,6 +668,7 @@ def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, ht
             rollout.result(30)
     wait_until(lambda: http.get(f"{server.url}/sessions").json() == {"waiting": 0, "played": 0}, 30)
     assert http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1}).status_code == 404
+    assert "has ended before" in offer(server, session["id"]).json()["failed"], "it is nobody else's task"
 
 
 @pytest.mark.slow

@@ -276,6 +276,7 @@ def test_picture_of_a_client_is_that_of_a_rollout(
         (shown("data:image/png;base64,AAAA"), {}, "A message is refused: the picture .* cannot be read"),
         ({**shown(RED), "role": "system"}, {}, "messages.0: a system message shows no pictures"),
         (shown(RED), {"continue_final_message": True}, "An answer about pictures is not gone on with"),
+        (shown(*[RED] * 17), {}, "17 pictures are more than 16: leave the earlier ones out"),
     ],
 )
 def test_picture_of_a_client_that_is_not_taken_is_named(
