@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +18,9 @@ from policies.sampler import TokenOutput, TokenRequest
 
 CONNECTION = ", connection "
 """Separates, in the name of a ``QueueWorker``, the replica from the number of its connection."""
+
+LOAD_POLLS = 500.0
+"""Most polls of a replica in a second, of all its queues, that only report another load."""
 
 _connections = itertools.count(1)
 
@@ -51,6 +55,8 @@ class QueueWorker:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._num_sampled = self._num_reported = 0
         """Requests of this queue that the engine has; those of others, as the last poll has reported them."""
+        self._reported = -math.inf
+        """Time of that poll."""
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
         self._has_news = asyncio.Event()
         self._newest_call: asyncio.Task[None] | None = None
@@ -109,13 +115,14 @@ class QueueWorker:
     def _load_changed(self) -> None:
         """Poll if the queue would split by a load that is no more: the poll that waits there may be old."""
         slack = max(SLACK, self._engine.requests_in_flight // 16)
-        if abs(self._num_others - self._num_reported) > slack:
+        pause = len(self._engine.load_watchers) / LOAD_POLLS
+        if abs(self._num_others - self._num_reported) > slack and time.monotonic() > self._reported + pause:
             self._has_news.set()
 
     async def _call(self) -> None:
         start = time.monotonic()
         answers, self._answers = self._answers, []
-        self._num_reported = self._num_others
+        self._num_reported, self._reported = self._num_others, start
         report = ReplicaReport(
             self._replica,
             self._engine.version,

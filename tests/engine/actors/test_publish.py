@@ -48,6 +48,11 @@ def late_policy(serve_port: int, untied_model: Path) -> Iterator[ServedPolicy]:
         yield policy
 
 
+@pytest.fixture(scope="module")
+def late_sampler(late_policy: ServedPolicy) -> Any:
+    return late_policy.sampler()
+
+
 def speak(sampler: Any, version: int = 0) -> list[Completion]:
     """The greedy answers to the same prompts each time, so that a stale prefix cache would show."""
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -66,9 +71,8 @@ def assert_spoken_by(model: Any, answers: list[Completion]) -> None:
         assert answer.completion_ids == greedy(model, answer.prompt_ids, MAX_TOKENS)
 
 
-def assert_five_publishes_are_spoken(policy: ServedPolicy) -> None:
-    sampler, original = policy.sampler(), weights_of(policy.model_path)
-    spoken = set()
+def assert_five_publishes_are_spoken(policy: ServedPolicy, sampler: Any) -> None:
+    original, spoken = weights_of(policy.model_path), set()
     for seed in range(5):
         weights = perturbed(original, seed)
         version = policy.publish(weights)
@@ -81,24 +85,54 @@ def assert_five_publishes_are_spoken(policy: ServedPolicy) -> None:
     assert_spoken_by(load(policy.model_path), speak(sampler))
 
 
-def test_each_of_five_publishes_is_spoken_with_tied_output_layer(policy_app: ServedPolicy) -> None:
-    assert_five_publishes_are_spoken(policy_app)
+def test_each_of_five_publishes_is_spoken_with_tied_output_layer(
+    policy_app: ServedPolicy, sampler: Any
+) -> None:
+    assert_five_publishes_are_spoken(policy_app, sampler)
 
 
 def test_policy_server_started_late_has_the_newest_weights(
-    late_policy: ServedPolicy,
+    late_policy: ServedPolicy, late_sampler: Any
 ) -> None:
     """Its output layer is not tied. Nothing waits for a version here: it has to be the first answer's."""
     newest = ray.get(late_policy.store.newest.remote())
-    answers = speak(late_policy.sampler())
+    answers = speak(late_sampler)
     assert {answer.policy_version for answer in answers} == {newest.version} == {2}
     assert_spoken_by(
         load(late_policy.model_path, perturbed(weights_of(late_policy.model_path), seed=99)), answers
     )
 
 
-def test_publishes_of_five_versions_each_speak_with_their_layer(late_policy: ServedPolicy) -> None:
-    assert_five_publishes_are_spoken(late_policy)
+def test_publishes_of_five_versions_each_speak_with_their_layer(
+    late_policy: ServedPolicy, late_sampler: Any
+) -> None:
+    assert_five_publishes_are_spoken(late_policy, late_sampler)
+
+
+@pytest.mark.parametrize(("num_turns", "version_lag"), [(1, 0), (4, 1)], ids=["turns", "conversations"])
+def test_two_engines_share_what_is_sent_after_publishes(
+    late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int
+) -> None:
+    """Each answers half within a tenth, after each of three publishes that they may still be loading: single
+    turns of a synchronous run, and conversations of an asynchronous one. No answer is there before all
+    requests are: of the later ones, a faster engine may well get more.
+    """
+    weights, answered = weights_of(late_policy.model_path), num_answered(late_sampler)
+    for _ in range(3):
+        version = publish(late_policy.store, weights) - version_lag
+        for _ in range(num_turns):
+            ray.get([late_sampler.sample.remote(request_of(each, version)) for each in range(40)])
+        before, answered = answered, num_answered(late_sampler)
+        shares = [number - before.get(name, 0) for name, number in answered.items()]
+        assert sum(shares) == 40 * num_turns and max(shares) <= 1.1 * 20 * num_turns, shares
+
+
+def request_of(conversation: int, min_version: int) -> SampleRequest:
+    """The next request of a conversation, whatever it was about before."""
+    question = {"role": "user", "content": f"What is {conversation}+34?"}
+    params = SamplingParams(max_tokens=40)
+    name = f"{conversation} since {min_version}"
+    return SampleRequest(messages=[question], params=params, session_id=name, min_version=min_version)
 
 
 def test_what_the_learner_publishes_is_what_the_engine_speaks(
@@ -137,10 +171,12 @@ PARAMS = SamplingParams(temperature=2, max_tokens=400)
 TOLERANCE = 1e-4
 
 
-def generate_through_three_publishes(policy: ServedPolicy) -> tuple[dict[int, Any], list[Completion]]:
+def generate_through_three_publishes(
+    policy: ServedPolicy, sampler: Any
+) -> tuple[dict[int, Any], list[Completion]]:
     """The models by version, and completions during which all of them were published, one by one."""
     for attempt in range(5):  # on a busy machine all answers may end before the third publish
-        weights, completions = publish_while_generating(policy, "What is 12+34? " * (20 + attempt))
+        weights, completions = publish_while_generating(policy, sampler, "What is 12+34? " * (20 + attempt))
         if max(len(set(each.token_versions)) for each in completions) == len(weights):
             break
     models = {version: load(policy.model_path, tensors) for version, tensors in weights.items()}
@@ -148,12 +184,11 @@ def generate_through_three_publishes(policy: ServedPolicy) -> tuple[dict[int, An
 
 
 def publish_while_generating(
-    policy: ServedPolicy, question: str
+    policy: ServedPolicy, sampler: Any, question: str
 ) -> tuple[dict[int, dict[str, torch.Tensor]], list[Completion]]:
     """The weights by version, and completions that had begun when the last three were published."""
     original = weights_of(policy.model_path)
     weights = {policy.publish(original): original}
-    sampler = policy.sampler()
     request = SampleRequest(messages=[{"role": "user", "content": question}], params=PARAMS)
     calls = [sampler.sample.remote(request) for _ in range(NUM_REQUESTS)]
     wait_until(lambda: num_running(sampler) > NUM_REQUESTS // 2)
@@ -217,14 +252,18 @@ def kept(models: dict[int, Any], completion: Completion, versions: tuple[int, ..
 
 
 @torch.no_grad()
-def test_three_publishes_in_generation_whose_cache_is_recomputed(policy_app: ServedPolicy) -> None:
-    models, completions = generate_through_three_publishes(policy_app)
+def test_three_publishes_in_generation_whose_cache_is_recomputed(
+    policy_app: ServedPolicy, sampler: Any
+) -> None:
+    models, completions = generate_through_three_publishes(policy_app, sampler)
     assert_versions_are_right(models, completions, recomputed)
 
 
 @torch.no_grad()
-def test_three_publishes_in_a_generation_that_keeps_its_cache(late_policy: ServedPolicy) -> None:
-    models, completions = generate_through_three_publishes(late_policy)
+def test_three_publishes_in_a_generation_that_keeps_its_cache(
+    late_policy: ServedPolicy, late_sampler: Any
+) -> None:
+    models, completions = generate_through_three_publishes(late_policy, late_sampler)
     assert_versions_are_right(models, completions, kept)
     with pytest.raises(AssertionError):  # the other choice is another computation
         assert_versions_are_right(models, completions, recomputed)
@@ -241,3 +280,8 @@ def test_publish_that_lacks_a_weight_is_an_error_that_names_it(late_policy: Serv
 
 def num_running(sampler: Any) -> int:
     return sum(each.num_running for each in ray.get(sampler.status.remote()).replicas.values())
+
+
+def num_answered(sampler: Any) -> dict[str, int]:
+    """By replica."""
+    return {name: each.num_answered for name, each in ray.get(sampler.status.remote()).replicas.items()}

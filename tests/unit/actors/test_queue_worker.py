@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 
@@ -399,3 +400,43 @@ def test_replicas_share_what_waits_after_each_publish(
     found = loop.run_until_complete(shares())
     loop.close()
     assert max(map(max, found)) <= 1.1, found
+
+
+@pytest.mark.slow
+def test_loads_are_reported_seldom_where_queues_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, engine = SimulatedLoop(), EchoEngine()
+    monkeypatch.setattr(queue_worker, "time", SimpleNamespace(monotonic=loop.time))
+    num_polls = 0
+
+    async def poll(queue: RequestQueue, report: ReplicaReport) -> Assignment:
+        nonlocal num_polls
+        num_polls += 1
+        await asyncio.sleep(0.002)
+        return await queue.poll(report)
+
+    async def polls_of_a_second() -> int:
+        """While requests over HTTP come and go all the time, in bursts of 32."""
+        queues = [RequestQueue("policy", lease_seconds=600) for _ in range(20)]
+        workers = [
+            QueueWorker("replica", engine, partial(poll, queue), nothing_new).run() for queue in queues
+        ]
+        tasks = [asyncio.create_task(each) for each in workers]
+        await asyncio.sleep(0.1)
+        before = num_polls
+        for _ in range(100):
+            with ExitStack() as burst:
+                for _ in range(32):
+                    burst.enter_context(engine.in_flight((1,), SamplingParams()))
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)
+        number = num_polls - before
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return number
+
+    assert 100 < loop.run_until_complete(polls_of_a_second()) <= 1.1 * queue_worker.LOAD_POLLS
+    loop.close()
