@@ -50,7 +50,10 @@ def trained(seed: int, args: argparse.Namespace) -> list[dict[State, float]]:
 
 
 def played_by(run: Path) -> list[dict[State, float]]:
-    """The strategies of a training's updates, by the probabilities of the moves in its rollouts."""
+    """The strategies of a training's updates, by the probabilities of the moves in its rollouts.
+
+    One move's tells the other's where nearly all answers are moves: ``rollout/legal_moves`` is their share.
+    """
     strategies, strategy = [], dict.fromkeys(STATES, 0.5)
     for update in kept_steps(run, TRAIN):
         for kept in read_kept(run, TRAIN, update):

@@ -39,18 +39,7 @@ sys.path.insert(0, str(repository.ROOT / "tests"))
 from kuhn_policies import FIRST, State, Table, learn, play
 
 FARTHEST = "rollout_logprob_diff_max"
-RUN = [
-    "workload=two_policies",
-    "algorithm.name=rloo",
-    "warm_start.num_steps=40",
-    "learner.optimizer.lr=1e-3",
-    "rollout.groups_per_step=6",
-    "rollout.group_size=8",
-    "rollout.max_response_tokens=64",
-    "rollout.max_staleness=0",
-    "evaluation.num_tasks=6",
-    "fleet.num_actors=2",
-]
+RUN = ["recipe=kuhn", "workload=two_policies", "fleet.num_actors=2"]
 
 
 def workload(seed: int) -> Workload:
