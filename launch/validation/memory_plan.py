@@ -341,9 +341,9 @@ def _ranks(
 ) -> list[Process]:
     """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
     weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
-    host, and there the copy of weights and moments that a checkpoint is written from. On CPUs the copy counts
-    as far as it is larger than the micro-batch, and the share of weights that is read again for the export
-    as far as it is larger than the gradients: a disk that is as slow as updates takes more.
+    host, and there the copy of weights and moments that a checkpoint is written from. On CPUs nothing is
+    copied that is not trained; the copy, and after it the share of weights that is read again for the export,
+    count as far as they are larger than the micro-batch: a disk that is as slow as updates takes more.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -357,6 +357,8 @@ def _ranks(
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
         gathered += FULL * shape.layer  # the gradient of a layer before it is shared out
+    if not on_gpu and num_ranks == 1 and number == master == FULL:
+        gathered = 0  # see ``UndividedEngine``
     tokens, kept = _micro_batch(config), shape.num_layers * shape.kept
     if model.get("enable_gradient_checkpointing", on_gpu):
         kept = shape.num_layers * shape.hidden + shape.kept
@@ -372,8 +374,10 @@ def _ranks(
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
     if not on_gpu:
-        exported = max(0.0, master * shape.num_parameters / num_ranks - trained)
-        return [replace(rank, checkpoint=exported + max(0.0, copy - rank.activations - rank.logits))]
+        exported = master * shape.num_parameters / num_ranks
+        copy -= master * (shape.num_parameters - _trained(shape, lora_rank)) / num_ranks
+        held = max(copy, exported) - rank.activations - rank.logits
+        return [replace(rank, checkpoint=max(0.0, held))]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
     loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)
