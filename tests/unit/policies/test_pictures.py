@@ -16,7 +16,7 @@ from PIL import Image
 from scripted_engine import ScriptedEngine
 
 from environments import turns
-from environments.errors import AgentError, ConfigError, DatasetError, LearnerError
+from environments.errors import AgentError, ConfigError, DatasetError
 from environments.steps import Step
 from environments.turns import Turns, steps_of
 from environments.types import Completion, TerminationReason, Trajectory
@@ -27,7 +27,7 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import check_demonstrations
 from policies.learning.division import Division
 from policies.learning.samples import TrainBatch, training_samples
-from policies.pictures import OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
+from policies.pictures import BLANK, OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
 from policies.sampler import SampleRequest, SamplingParams, Turn
 from policies.settings import EngineConfig
 
@@ -161,10 +161,11 @@ def test_rows_with_pictures_share_no_tokens(renderer: ChatRenderer) -> None:
     assert not any(each.pictures for each in shard.samples), "sent once, with the ids"
 
 
-def test_pictures_on_several_ranks_are_refused(renderer: ChatRenderer) -> None:
+def test_pictures_of_another_rank_are_known(renderer: ChatRenderer) -> None:
     batch = TrainBatch(samples=tuple(training_samples(played(renderer))))
-    with pytest.raises(LearnerError, match=r"learner\.num_workers=2"):
-        Division([batch], 2, 4096, 384)
+    with_and_without = Division([batch], 2, 4096, 384).shards([batch], [])
+    assert [[shard.has_pictures for shard in own] for own in with_and_without] == [[True], [True]]
+    assert open_picture(BLANK).size == (8, 8)
 
 
 def test_name_of_the_token_in_a_text_stays_text(renderer: ChatRenderer) -> None:
