@@ -41,6 +41,11 @@ PLACE: Message = {"type": "image"}
 TOKEN_BIAS = -100.0
 """Added to the logit of the token that stands for pictures, by engine and learner, so that it is not sampled:
 as a sampled one it would be taken for a picture."""
+BLANK = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mP8zwABTAwUMQBJQQEPkWFcdwAAAABJ"
+    "RU5ErkJggg=="
+)
+"""The smallest picture, white."""
 OPENED_BYTES = 128 * 2**20
 """Bytes of the pictures that are held open: six of the largest, or a hundred of 512 pixels on a side."""
 IDS_BYTES = 2**23

@@ -71,6 +71,8 @@ class RankShard:
     """Number of those, of the whole mini-batch, of which any token is trained."""
     is_scored: bool
     """True if the mini-batch has old log-probabilities."""
+    has_pictures: bool
+    """True if the mini-batch has pictures, of whichever rank."""
     temperature: float
 
     def with_ids(self, ids: Sequence[Ids]) -> RankShard:
@@ -152,6 +154,7 @@ class Division:
                     trajectory_shares=shares,
                     num_trajectories=sum(1 for size in sizes.values() if size),
                     is_scored=is_scored,
+                    has_pictures=any(each.pictures for each in batch.samples),
                     temperature=batch.temperature,
                 )
             )
@@ -224,11 +227,6 @@ def _rows_of_ranks(
         )
     if any(sample.pictures for sample in batch.samples):
         pairs_per_token = 0  # equal ids may be those of different pictures
-        if num_ranks > 1:
-            raise LearnerError(
-                f"A batch has pictures, and learner.num_workers={num_ranks}: a rank whose rows have none "
-                "would leave the others waiting in the model's part for pictures. Set learner.num_workers=1."
-            )
     rows = plan_rows(map(_tokens, batch.samples), max_tokens, pairs_per_token)
     padding = Branch(len(batch.samples), 0, len(_padding(batch)))
     return [_by_prompt(batch, rows_of_rank) for rows_of_rank in divide_among_ranks(rows, num_ranks, padding)]

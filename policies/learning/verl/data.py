@@ -87,10 +87,9 @@ def _table(
         "loss_mask": loss_masks,
         **columns,
     }
-    has_pictures = any(each.pictures for each in shard.samples)
     return tu.get_tensordict(
         {name: nested(column) for name, column in tensors.items()}
-        | ({PICTURES: [each.pictures for each in shard.samples]} if has_pictures else {})
+        | ({PICTURES: [each.pictures for each in shard.samples]} if shard.has_pictures else {})
         | {
             TRAJECTORY_SHARE: torch.tensor(shard.trajectory_shares),
             ROW: torch.tensor([number for number, row in enumerate(shard.rows) for _ in row]),

@@ -33,13 +33,13 @@ from policies.learning.verl import token_trees
 from policies.learning.verl.micro_batches import PACKED, prepare_micro_batches
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import freeze_routers, layers_beside_experts
-from policies.pictures import TOKEN_BIAS, PictureReader, picture_reader
+from policies.pictures import BLANK, TOKEN_BIAS, PictureReader, picture_reader
 
 Arguments = dict[str, Any]
 ALL_LINEAR = "all-linear"
 """Name that peft has for all linear layers but the output."""
 PICTURES = "pictures"
-"""Column of a micro-batch [N], where any sample of its mini-batch has pictures: those of each."""
+"""Column of a micro-batch [N], where any sample of its mini-batch has pictures on any rank: those of each."""
 
 
 class UndividedEngine(FSDPEngine):
@@ -65,7 +65,8 @@ class _RowsEngine(UndividedEngine):
 
     @cached_property
     def _is_packed(self) -> bool:
-        return token_trees.packs(self.module, self.model_config.hf_config)
+        reads_text_only = picture_reader(self.model_config.local_path) is None
+        return reads_text_only and token_trees.packs(self.module, self.model_config.hf_config)
 
     def forward_backward_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
         tu.assign_non_tensor(data, **{PACKED: self._is_packed})
@@ -90,31 +91,39 @@ class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
         return adapted
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
-        layout = Layout.of(micro_batch)
+        pixels, beside = self._pixels(micro_batch)
+        layout = Layout.of(micro_batch, beside)
         predicted = Predicted.of(layout, micro_batch)
-        inputs = model_inputs(layout, self._is_packed) | self._pixels(micro_batch)
+        inputs = model_inputs(layout, self._is_packed) | pixels
         return inputs | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
 
     @property
     def _pictures(self) -> PictureReader | None:
         return picture_reader(self.model_config.local_path)
 
-    def _pixels(self, micro_batch: TensorDict) -> Arguments:
-        """Arguments of the model for the pictures of a micro-batch, row by row."""
+    def _pixels(self, micro_batch: TensorDict) -> tuple[Arguments, list[torch.Tensor]]:
+        """Arguments of the model for the pictures of a micro-batch, row by row, and rows beside its own.
+
+        Ranks wait for each other in the model's part for pictures. So where others may have one and this has
+        none, a row of a blank one is added, from which nothing is learned.
+        """
         pictures = [*chain(*micro_batch.get(PICTURES).tolist())] if PICTURES in micro_batch else []
         if self._pictures is None:
             if pictures:
                 raise LearnerError(f"{self.model_config.local_path} reads text only: a sample has pictures.")
-            return {}
-        ids = micro_batch["input_ids"].values()
+            return {}, []
+        ids, beside = micro_batch["input_ids"].values(), list[torch.Tensor]()
         num_tokens = sum(self._pictures.ids(each).count(self._pictures.token_id) for each in pictures)
         if (found := int((ids == self._pictures.token_id).sum())) != num_tokens:
             raise LearnerError(
                 f"Samples have {found} tokens of pictures, and pictures of {num_tokens} tokens."
             )
+        if PICTURES in micro_batch and not pictures and dist.get_world_size() > 1:
+            pictures, beside = [BLANK], [ids.new_tensor(self._pictures.ids(BLANK).tolist())]
         if not pictures:
-            return {}
-        return {name: each.to(ids.device) for name, each in self._pictures.pixels(pictures).items()}
+            return {}, []
+        pixels = self._pictures.pixels(pictures)
+        return {name: each.to(ids.device) for name, each in pixels.items()}, beside
 
     def prepare_model_outputs(
         self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object

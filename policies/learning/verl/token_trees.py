@@ -131,8 +131,12 @@ class Layout:
     has_branches: bool
 
     @classmethod
-    def of(cls, micro_batch: TensorDict) -> Layout:
-        """The layout of samples in verl's columns and those of ``Branch``."""
+    def of(cls, micro_batch: TensorDict, beside: Sequence[torch.Tensor] = ()) -> Layout:
+        """The layout of samples in verl's columns and those of ``Branch``.
+
+        Args:
+            beside: ids of further rows, after theirs and of no sample.
+        """
         rows: list[list[tuple[torch.Tensor, int]]] = []
         last = None
         numbers, shared = micro_batch[ROW].tolist(), micro_batch[SHARED].tolist()
@@ -143,14 +147,15 @@ class Layout:
                 rows.append([(ids, 0)])
                 last = row
         grown = [_grow(row) for row in rows]
-        lengths = micro_batch["input_ids"].new_tensor([len(each.ids) for each in grown])
+        others = [_grow([(ids, 0)]) for ids in beside]
+        lengths = micro_batch["input_ids"].new_tensor([len(each.ids) for each in grown + others])
         pad = torch.nn.utils.rnn.pad_sequence
-        input_ids = pad([each.ids for each in grown], batch_first=True)
+        input_ids = pad([each.ids for each in grown + others], batch_first=True)
         width = input_ids.shape[1]
         return cls(
             input_ids=input_ids,
-            positions=pad([each.depths for each in grown], batch_first=True),
-            ends=pad([each.ends for each in grown], batch_first=True),
+            positions=pad([each.depths for each in grown + others], batch_first=True),
+            ends=pad([each.ends for each in grown + others], batch_first=True),
             paths=torch.cat([path + width * row for row, each in enumerate(grown) for path in each.paths]),
             depths=torch.cat([each.depths[path] for each in grown for path in each.paths]),
             lengths=lengths,

@@ -20,7 +20,7 @@ from recording_engine import RecordingEngine
 from scripted_engine import ScriptedEngine
 
 from environments import turns
-from environments.errors import AgentError, ConfigError, DatasetError, LearnerError
+from environments.errors import AgentError, ConfigError, DatasetError
 from environments.steps import Step
 from environments.turns import Turns, steps_of
 from environments.types import Completion, TerminationReason, Trajectory
@@ -34,7 +34,7 @@ from policies.learning.samples import TrainBatch, training_samples
 from policies.model_api.errors import InvalidRequestError, RequestError, request_error
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.protocol import ChatRequest
-from policies.pictures import OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
+from policies.pictures import BLANK, OPENED_BYTES, PICTURE_BYTES, open_picture, pictures_of
 from policies.sampler import SampleRequest, SamplingParams, Turn
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -169,10 +169,11 @@ def test_rows_with_pictures_share_no_tokens(renderer: ChatRenderer) -> None:
     assert not any(each.pictures for each in shard.samples), "sent once, with the ids"
 
 
-def test_pictures_on_several_ranks_are_refused(renderer: ChatRenderer) -> None:
+def test_pictures_of_another_rank_are_known(renderer: ChatRenderer) -> None:
     batch = TrainBatch(samples=tuple(training_samples(played(renderer))))
-    with pytest.raises(LearnerError, match=r"learner\.num_workers=2"):
-        Division([batch], 2, 4096, 384)
+    with_and_without = Division([batch], 2, 4096, 384).shards([batch], [])
+    assert [[shard.has_pictures for shard in own] for own in with_and_without] == [[True], [True]]
+    assert open_picture(BLANK).size == (8, 8)
 
 
 def test_name_of_the_token_in_a_text_stays_text(renderer: ChatRenderer) -> None:
