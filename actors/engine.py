@@ -7,18 +7,19 @@ import inspect
 import math
 import os
 import random
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Never, Self
 
 import ray
+from tqdm import tqdm
 
 from actors.fingerprint import digest, fingerprint
 from actors.gateway.function import RolloutFunction, pair_of
-from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
@@ -40,6 +41,8 @@ LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
 SEED_BITS = 30
 """Many servers take a seed as a signed 32-bit number."""
+LOG_SECONDS = 30.0
+"""Seconds between two lines of the progress bar where the output is no terminal."""
 
 REFERENCE_ARGUMENTS = {
     "chat_parser": "Leave it out: the server renders messages with the chat template of its model.",
@@ -244,7 +247,7 @@ class AgentExecutionEngine:
         try:
             if results_file is not None:
                 await self._settle_model()
-            with self._open(results_file, rows) as file, RolloutProgress(len(rows)) as progress:
+            with self._open(results_file, rows) as file, closing(RolloutProgress(len(rows))) as progress:
                 finished = file.finished if file is not None else {}
                 for index, trajectory in finished.items():
                     self._complete(trajectory, rows[index])
@@ -329,6 +332,42 @@ class AgentExecutionEngine:
         if self._service is None:
             self._service = RolloutService(self._pair, self._make_sampler(), self._limits, self._config)
         return self._service
+
+
+class RolloutProgress:
+    """The progress bar: rollouts that are done, those a second, and the successful ones.
+
+    Written to the standard error stream; ``TQDM_DISABLE=1`` in the environment leaves it out.
+
+    Args:
+        num_rollouts: how many there will be.
+    """
+
+    def __init__(self, num_rollouts: int) -> None:
+        seconds = 0.5 if sys.stderr.isatty() else LOG_SECONDS
+        self._bar = tqdm(total=num_rollouts, desc="rollouts", unit="rollout", mininterval=seconds)
+        self._num_done = self._num_passed = self._num_failed = self._num_tokens = 0
+
+    def add(self, trajectory: Trajectory, replayed: bool = False) -> None:
+        """Count a rollout; ``replayed`` says that it was played in an earlier call."""
+        reason = trajectory.termination_reason
+        self._num_done += 1
+        self._num_passed += trajectory.succeeded
+        self._num_failed += reason is not None and reason.is_infrastructure
+        self._num_tokens += 0 if replayed else trajectory.num_sampled_tokens
+        if replayed and not self._bar.disable:  # one that is left out has no such attribute
+            self._bar.initial += 1  # it must not count as speed
+        tokens_per_second = self._num_tokens / max(self._bar.format_dict["elapsed"], 1e-3)
+        self._bar.set_postfix_str(
+            f"pass rate {self._num_passed / self._num_done:.3f}, {self._num_failed} failed, "
+            f"{tokens_per_second:.0f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
 
 
 def _requests(rows: list[dict[str, Any]], indices: list[int], params: SamplingParams) -> list[RolloutRequest]:

@@ -18,25 +18,14 @@ MAX_STORED_BYTES = 2**26
 """Bytes of the responses that are kept for an API key, with the conversations before them."""
 
 
-class StoredResponses:
-    """Responses of every key by their ids, each with the conversation that ends with it."""
+class StoredResponses(PerKeyLRU[bytes]):
+    """Responses of every key by their ids, each as JSON with the conversation that ends with it.
+
+    A conversation that goes on is kept whole with each of its answers, so that any of them may go.
+    """
 
     def __init__(self) -> None:
-        # A conversation that goes on is kept whole with each of its answers, so that any of them may go.
-        self._kept: PerKeyLRU[bytes] = PerKeyLRU(size=len, most_size=MAX_STORED_BYTES)
-
-    def keep(self, owner: str, response: Json, conversation: Sequence[Json]) -> None:
-        """Keep ``response`` by its id, and the items of the conversation up to its end."""
-        self._kept.keep(owner, response["id"], json.dumps([response, conversation]).encode())
-
-    def kept(self, owner: str, response_id: str) -> tuple[Json, list[Json]] | None:
-        """The response of this id with its conversation, if it is kept and belongs to ``owner``."""
-        found = self._kept.kept(owner, response_id)
-        return None if found is None else tuple(json.loads(found))
-
-    def forget(self, owner: str, response_id: str) -> bool:
-        """Forget a response; return whether it was kept. Those that have gone on from it stay."""
-        return self._kept.forget(owner, response_id)
+        super().__init__(size=len, most_size=MAX_STORED_BYTES)
 
 
 # One call at a time: Ray would start a thread for each more of them, as the methods are not asynchronous.
@@ -57,15 +46,20 @@ class SharedResponses:
         self._own = StoredResponses()
 
     async def keep(self, owner: str, response: Json, conversation: Sequence[Json]) -> None:
-        """``StoredResponses.keep``. Raises ``UnavailableError``, as the others do."""
-        await self._call("keep", owner, response, conversation)
+        """Keep ``response`` by its id, and the items of the conversation up to its end.
+
+        Raises:
+            UnavailableError: the actor cannot be reached. The others raise it too.
+        """
+        await self._call("keep", owner, response["id"], json.dumps([response, conversation]).encode())
 
     async def kept(self, owner: str, response_id: str) -> tuple[Json, list[Json]] | None:
-        """``StoredResponses.kept``."""
-        return await self._call("kept", owner, response_id)
+        """The response of this id with its conversation, if it is kept and belongs to ``owner``."""
+        found = await self._call("kept", owner, response_id)
+        return None if found is None else tuple(json.loads(found))
 
     async def forget(self, owner: str, response_id: str) -> bool:
-        """``StoredResponses.forget``."""
+        """Forget a response; return whether it was kept. Those that have gone on from it stay."""
         return bool(await self._call("forget", owner, response_id))
 
     async def _call(self, method: str, *arguments: object) -> Any:

@@ -9,5 +9,5 @@
                                ▼
                           TrainConfig ──▶ launch/validation/   bounds first, then one setting against another
 
-``help.py`` prints the same tree; ``command.py`` is what commands with settings share.
+``command.py`` is what commands with settings share, and prints the same tree as their help.
 """

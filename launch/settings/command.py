@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 
+from environments.bounds import Leaf, leaves
 from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
-from launch.settings.compose import compose, named_settings
-from launch.settings.help import help_text
+from launch.settings.compose import compose, named_settings, recipe_names
 from launch.settings.tree import TrainConfig
+
+WIDTH = 100
+"""Characters of a line of help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +46,7 @@ class Command:
             The exit status: 0 done, 2 for invalid settings or a failure with its reason, 130 for Ctrl-C.
         """
         if "--help" in arguments or "-h" in arguments:
-            sys.stdout.write(help_text(self.name, self.summary or "", self.acts_on))
+            sys.stdout.write(self.help_text())
             return 0
         try:
             self.work(self.configuration(arguments))
@@ -48,6 +56,27 @@ class Command:
         except KeyboardInterrupt:
             return 130
         return 0
+
+    def help_text(self) -> str:
+        """The help: its settings, each with its default, its bound and its field's sentence."""
+        sections: dict[str, list[Leaf]] = {}
+        for leaf in leaves(TrainConfig()):
+            if self.acts_on(leaf.name):
+                sections.setdefault(leaf.name.rpartition(".")[0], []).append(leaf)
+        takes_recipe = self.acts_on("recipe")
+        arguments = "[recipe=NAME] [setting=value ...]" if takes_recipe else "[setting=value ...]"
+        return "\n".join(
+            [
+                *_paragraph(self.summary or "", indent=0),
+                "",
+                f"usage: {command_name(self.name)} {arguments}",
+                "",
+                *([f"recipes: {', '.join(recipe_names())}", ""] if takes_recipe else []),
+                "Settings with their defaults, and in brackets the values that they may have:",
+                *(line for name, section in sections.items() for line in _section(name, section)),
+                "",
+            ]
+        )
 
     def configuration(self, arguments: list[str]) -> TrainConfig:
         """Configuration that ``arguments`` set.
@@ -81,3 +110,52 @@ class Command:
 def _is_within(setting: str, names: Collection[str]) -> bool:
     """Return whether ``setting`` is one of ``names``, or in a section that is."""
     return any(setting == name or setting.startswith(f"{name}.") for name in names)
+
+
+# -- help ---------------------------------------------------------------------------------------------
+
+
+def _section(name: str, section: Iterable[Leaf]) -> list[str]:
+    lines: list[str] = []
+    for leaf in section:
+        if not lines and name:
+            lines += ["", *_paragraph(f"{name}: {inspect.cleandoc(leaf.owner.__doc__ or '')}", indent=0)]
+        bound = f"  ({leaf.bound})" if str(leaf.bound) else ""
+        shown = f"  {leaf.name}={_as_typed(leaf.value)}{bound}"
+        lines += textwrap.wrap(shown, WIDTH, subsequent_indent=" " * 6)
+        lines += _paragraph(_sentences(leaf.owner.__module__)[leaf.owner.__name__, leaf.declaration.name], 6)
+    return lines
+
+
+def _paragraph(text: str, indent: int) -> list[str]:
+    margin = " " * indent
+    plain = " ".join(text.replace("``", "").split())
+    return textwrap.wrap(plain, WIDTH, initial_indent=margin, subsequent_indent=margin)
+
+
+def _as_typed(value: object) -> str:
+    """A default as the command line takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(_as_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_as_typed(inner)}' for key, inner in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def _sentences(module: str) -> dict[tuple[str, str], str]:
+    """By class and field: the string below each field of the module's classes."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        (node.name, field.target.id): text.value.value
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

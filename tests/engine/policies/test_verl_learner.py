@@ -176,7 +176,7 @@ def test_dropout_is_switched_off(
 def test_dropout_is_found_under_any_name(where: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from policies.learning.verl.dropout import switch_off_in_config, switch_off_in_modules
+    from policies.learning.verl.worker import switch_off_in_config, switch_off_in_modules
 
     rates = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
     config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, **rates)

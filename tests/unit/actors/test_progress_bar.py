@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
-from actors.progress_bar import RolloutProgress
+from actors.engine import RolloutProgress
 from environments.types import TerminationReason, Trajectory
 
 
@@ -19,7 +20,7 @@ def ended(reason: TerminationReason, reward: float) -> Trajectory:
 def test_rollout_that_failed_with_some_reward_has_not_passed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with RolloutProgress(4) as progress:
+    with closing(RolloutProgress(4)) as progress:
         progress.add(ended(TerminationReason.ENV_DONE, 1.0))
         progress.add(ended(TerminationReason.ENV_DONE, 0.0))
         progress.add(ended(TerminationReason.AGENT_ERROR, 0.5))
@@ -29,10 +30,11 @@ def test_rollout_that_failed_with_some_reward_has_not_passed(
 
 def test_bar_left_out_counts_replayed_rollouts_in_silence() -> None:
     program = (
-        "from actors.progress_bar import RolloutProgress; from environments.types import Trajectory\n"
-        "with RolloutProgress(2) as progress:\n"
-        "    progress.add(Trajectory(), replayed=True)\n"
-        "    progress.add(Trajectory())\n"
+        "from actors.engine import RolloutProgress; from environments.types import Trajectory\n"
+        "progress = RolloutProgress(2)\n"
+        "progress.add(Trajectory(), replayed=True)\n"
+        "progress.add(Trajectory())\n"
+        "progress.close()\n"
     )
     environment = {**os.environ, "TQDM_DISABLE": "1"}  # tqdm reads it when it is imported
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

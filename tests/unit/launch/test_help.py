@@ -13,17 +13,13 @@ import pytest
 
 from environments.bounds import leaves
 from environments.command_name import command_name
-from launch.settings.command import Command
-from launch.settings.help import WIDTH, help_text
+from launch.settings.command import WIDTH, Command
 from launch.settings.tree import TrainConfig
 
 COMMANDS: dict[str, Command] = {
     name: importlib.import_module(f"launch.{name}").COMMAND for name in ("train", "evaluate", "serve")
 }
-TEXTS = {
-    name: help_text(command.name, command.summary or "", command.acts_on)
-    for name, command in COMMANDS.items()
-}
+TEXTS = {name: command.help_text() for name, command in COMMANDS.items()}
 TEXT = TEXTS["train"]
 
 
