@@ -49,8 +49,8 @@ class RankWorker(ABC):
     Args:
         shared_file: path and text of a file in the run's folder; ``None`` if there is no folder to share.
         gives_back: whether memory that is free after a piece of work goes back to the device.
-        environment: variables for torch and verl, which are not imported yet. As those of the actor they
-            would have Ray start its process twice.
+        environment: variables for torch and verl, which are imported where a model is loaded. As those of
+            the actor they would have Ray start its process twice.
         arguments: of the model.
     """
 
@@ -61,7 +61,7 @@ class RankWorker(ABC):
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
-        os.environ |= environment or {}
+        self._environment = environment or {}
         self._gives_back = gives_back
         self._shared_file = shared_file
         self._arguments = arguments
@@ -73,6 +73,7 @@ class RankWorker(ABC):
 
     def open_store(self) -> tuple[str, int]:
         """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
+        os.environ |= self._environment
         from torch.distributed import TCPStore
 
         host = ray.util.get_node_ip_address()
@@ -96,6 +97,7 @@ class RankWorker(ABC):
         host, port = rendezvous
         # To torch, the store is one that was opened before the ranks: none of them opens another.
         os.environ |= {
+            **self._environment,  # in this call: when another has ended, Ray takes OMP_NUM_THREADS back
             "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",

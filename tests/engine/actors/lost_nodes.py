@@ -27,7 +27,7 @@ STALL_SECONDS = 120.0
 
 
 def main() -> None:
-    os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # so the run has no variables of its own to set
+    os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # the run has none to add
     head = {"num_cpus": 2, "resources": HEAD, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address

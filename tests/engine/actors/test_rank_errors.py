@@ -26,6 +26,11 @@ class FaultyModel:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
+    def num_threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
     def fail(self, kind: str, told: Path) -> None:
         import torch
 
@@ -46,13 +51,15 @@ class FaultyModel:
 
 class FaultyRank(RankWorker):
     def _load(self, **_: Any) -> Any:
+        import torch  # noqa: F401  # as a model does
+
         return FaultyModel(int(os.environ["RANK"]))
 
 
 @pytest.fixture(scope="module")
 def ranks(ray_cluster: None) -> Iterator[RankGroup]:
     """The last test kills one of them."""
-    settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
+    settings = LearnerConfig(num_workers=2, num_threads=3, micro_batch_tokens=4096)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_actors, "CALL_ANSWER_SECONDS", 1.0)
         group = RankGroup(
@@ -67,6 +74,10 @@ def told(tmp_path: Path) -> Iterator[Path]:
     """Is there once a test has its error: the first rank is free for the next one."""
     yield tmp_path / "told"
     (tmp_path / "told").touch()
+
+
+def test_rank_has_the_threads_of_its_settings(ranks: RankGroup) -> None:
+    assert ranks.call(FaultyModel.num_threads) == 3
 
 
 def test_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup, told: Path) -> None:

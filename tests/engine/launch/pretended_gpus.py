@@ -30,7 +30,7 @@ from actors.serving import policy_app
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel
 from environments import DatasetRegistry
-from launch.cluster.session import check_resources
+from launch.cluster.session import RAY_ENVIRONMENT, check_resources
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from policies.tiny import build_model
@@ -76,7 +76,7 @@ class IdleServer:
 
 
 def main(target: Path) -> None:
-    os.environ.update(RAYLET_ENVIRONMENT)
+    os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # the recipe has none to add
     policy_app.PolicyServer = IdleServer  # type: ignore[misc, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 64, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

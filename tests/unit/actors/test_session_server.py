@@ -470,6 +470,7 @@ def test_answer_of_a_program_elsewhere_is_left_out(start: Any, http: httpx.Clien
     assert set(sample.turns) == {1}
 
 
+@pytest.mark.slow
 def test_each_task_goes_to_one_program(start: Any, http: httpx.Client) -> None:
     rollouts = [start() for _ in range(8)]
     with ThreadPoolExecutor(8) as programs:

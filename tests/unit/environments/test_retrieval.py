@@ -158,6 +158,7 @@ def test_tool_with_its_corpus_can_be_sent_to_an_actor(home):
         assert run.stdout == b"[1] A bell lies in the bay."
 
 
+@pytest.mark.slow
 def test_searching_does_not_import_bm25s():
     tool().index()
     program = (

@@ -322,6 +322,7 @@ def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
         ("http://h/v1", ["algorithm.name=ppo"], r"algorithm\.name=ppo starts a critic, which has no effect"),
     ],
 )
+@pytest.mark.slow
 def test_imitation_that_cannot_work_is_refused(address: str, settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         imitation(address, *settings).check_workload(calculator.workload(0))

@@ -101,6 +101,7 @@ def test_evaluation_that_resumed_run_repeats_is_recorded_once(tmp_path: Path) ->
     assert evaluations(tmp_path) == {2: 0.5}
 
 
+@pytest.mark.slow
 def test_histograms_and_scalars_reach_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -234,6 +235,7 @@ def test_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path) -
     assert list(tmp_path.glob("*.png")) == []
 
 
+@pytest.mark.slow
 def test_learning_curve_has_panel_for_what_environment_names(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
