@@ -38,6 +38,7 @@ from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.serve_sampler import ServeSampler
 from environments.disk import replaced
+from environments.named_module import load_class
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.activity import Activity
@@ -46,7 +47,7 @@ from launch.training.components import UpdateParts
 from launch.training.engine_comparison import EngineComparison
 from launch.training.selection import Selection, place
 from launch.training.stages.base import Stage
-from launch.training.stages.chosen import chosen_stages
+from launch.training.stages.chosen import STAGES
 from launch.training.stages.policy_update import PolicyUpdateStage, learn
 from launch.workload import Workload
 from policies.engines.vllm import VLLMEngine
@@ -195,8 +196,8 @@ def train(
     end the player has the last version. ``kept`` lets the run go on where it was cut; its rewards of before
     are yielded too.
     """
-    [stage] = chosen_stages(config)
-    assert isinstance(stage, PolicyUpdateStage)
+    [name] = config.stages
+    stage = load_class("stages", name, STAGES, PolicyUpdateStage)(config)
     algorithm = algorithm_of(config)
     learner: Any = Learner(model_path, config, stage, algorithm)
     comparison = EngineComparison(config, algorithm, learner, None, print)
