@@ -248,12 +248,15 @@ class ShardFiles:
             )
         self.num_ranks = int(first[0].removesuffix(".safetensors").rpartition("_")[2])
         self.shapes: dict[str, Sequence[int]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._pieces: dict[str, list[tuple[str, Place]]] = {}
         for rank in range(self.num_ranks):
             path = os.path.join(folder, _file_name(rank, self.num_ranks))
             with _damage_explained(path), safe_open(path, "pt") as file:
                 for name, place in json.loads(file.metadata()[PLACES]).items():
                     self.shapes[name] = place[0]
+                    part = file.get_slice(name)[:0] if place[0] else file.get_tensor(name)
+                    self._dtypes[name] = part.dtype
                     self._pieces.setdefault(name, []).append((path, Place(*place)))
         for name, shape in self.shapes.items():
             places = {str(place): place for _, place in self._pieces[name]}.values()
@@ -262,10 +265,7 @@ class ShardFiles:
                 raise ConfigError(_not_loaded(folder, missing))
 
     def dtype(self, name: str) -> torch.dtype:
-        path, place = self._pieces[name][0]
-        with safe_open(path, "pt") as file:
-            dtype: torch.dtype = (file.get_slice(name)[:0] if place.shape else file.get_tensor(name)).dtype
-        return dtype
+        return self._dtypes[name]
 
     @torch.no_grad()
     def fill(self, name: str, tensor: torch.Tensor) -> None:
