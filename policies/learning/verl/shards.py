@@ -13,7 +13,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,9 +187,41 @@ def write_tensors(
     Raises:
         OSError: it could not be written; names it.
     """
+    return _written(path, lambda: save_file(dict(tensors), path, dict(metadata)))
+
+
+def write_in_turn(
+    layout: Mapping[str, torch.Tensor], tensors: Iterable[torch.Tensor], path: str
+) -> dict[str, FileDigest]:
+    """Write tensors in Hugging Face's form as ``write_tensors`` does, each as it comes: memory holds one.
+
+    Args:
+        layout: what they are like, by name: tensors that need no memory, those of the widest numbers first.
+        tensors: the tensors themselves in that order.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, like in layout.items():
+        begin, end = end, end + like.nbytes
+        dtype = str(like.dtype).removeprefix("torch.").replace("float", "F").replace("uint", "U")
+        dtype = dtype.replace("int", "I").upper()  # the format's name, such as BF16
+        header[name] = {"dtype": dtype, "shape": [*like.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write() -> None:
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for tensor in tensors:
+                file.write(tensor.reshape(-1).view(torch.uint8).numpy())
+
+    return _written(path, write)
+
+
+def _written(path: str, write: Callable[[], None]) -> dict[str, FileDigest]:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        save_file(dict(tensors), path, dict(metadata))
+        write()
         sync(Path(path))
         return {path: FileDigest.of(Path(path))}
     except (OSError, SafetensorError) as error:
@@ -241,12 +273,15 @@ class ShardFiles:
             )
         self.num_ranks = int(first[0].removesuffix(".safetensors").rpartition("_")[2])
         self.shapes: dict[str, Sequence[int]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._pieces: dict[str, list[tuple[str, Place]]] = {}
         for rank in range(self.num_ranks):
             path = os.path.join(folder, _file_name(rank, self.num_ranks))
             with _damage_explained(path), safe_open(path, "pt") as file:
                 for name, place in json.loads(file.metadata()[PLACES]).items():
                     self.shapes[name] = place[0]
+                    part = file.get_slice(name)[:0] if place[0] else file.get_tensor(name)
+                    self._dtypes[name] = part.dtype
                     self._pieces.setdefault(name, []).append((path, Place(*place)))
         for name, shape in self.shapes.items():
             places = {str(place): place for _, place in self._pieces[name]}.values()
@@ -255,10 +290,7 @@ class ShardFiles:
                 raise ConfigError(_not_loaded(folder, missing))
 
     def dtype(self, name: str) -> torch.dtype:
-        path, place = self._pieces[name][0]
-        with safe_open(path, "pt") as file:
-            dtype: torch.dtype = (file.get_slice(name)[:0] if place.shape else file.get_tensor(name)).dtype
-        return dtype
+        return self._dtypes[name]
 
     @torch.no_grad()
     def fill(self, name: str, tensor: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ from policies.learning.verl.shards import (
     restore_model,
     restore_optimizer,
     saved_state,
-    write_tensors,
+    write_in_turn,
 )
 from policies.learning.verl.token_trees import pairs_per_token
 from policies.model_files import HUGGINGFACE, weights_file
@@ -250,10 +250,16 @@ class VerlWorker(TrainingWorker):
         """
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         files = ShardFiles(folder)
-        weights = self._exported(files.names_for(rank), lambda name: files.whole(MODEL + name))
-        tensors = {name: tensor.contiguous() for name, tensor in weights}
-        name = weights_file(rank, num_ranks)
-        return write_tensors(tensors, os.path.join(folder, HUGGINGFACE, name), {"format": "pt"})
+
+        def without_memory(name: str) -> torch.Tensor:
+            shape, dtype = files.shapes[MODEL + name], files.dtype(MODEL + name)
+            return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+        names = sorted(files.names_for(rank), key=lambda name: -files.dtype(MODEL + name).itemsize)
+        weights = self._exported(names, lambda name: files.whole(MODEL + name))
+        layout = dict(self._exported(names, without_memory))
+        path = os.path.join(folder, HUGGINGFACE, weights_file(rank, num_ranks))
+        return write_in_turn(layout, (tensor for _, tensor in weights), path)
 
     @on_all_ranks
     def load(self, folder: str) -> str | None:
