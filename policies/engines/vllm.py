@@ -75,6 +75,8 @@ class VLLMEngine(Engine):
         self._counted = EngineStats()
         self._failure: BaseException | None = None
         self._pictures = picture_reader(model_path)
+        self._published: tuple[int, Sequence[WeightBucket]] = (0, ())
+        self._has_weights = True
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,7 +113,7 @@ class VLLMEngine(Engine):
         await self._until_done(load)
 
     async def sleep(self) -> None:
-        """Free the cache, and on a GPU the weights, until ``wake``."""
+        """Free the cache, and on a GPU the weights, until ``wake``: see ``_rest``."""
         await self._until_done(self._rest)
 
     async def wake(self) -> None:
@@ -218,6 +220,8 @@ class VLLMEngine(Engine):
             while True:
                 self._drain_inbox()
                 if self._engine.has_unfinished_requests():
+                    if not self._has_weights:  # no newer ones have come
+                        self._load(*self._published)
                     start = time.monotonic()
                     outputs = self._engine.step()
                     self._counted.busy_seconds += time.monotonic() - start
@@ -256,15 +260,20 @@ class VLLMEngine(Engine):
             self._counted.num_aborted_tokens += num_sampled
             self._engine.abort_request([running.vllm_id], internal=True)
 
-    def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+    def _load(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         missing: set[str] = set().union(*self._engine.collective_rpc(_load_into_worker, args=(buckets,)))
         if missing:
             raise WeightsError(
                 f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them."
             )
+        self.version, self._has_weights = version, True
+
+    def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        self._load(version, buckets)
         if self._pictures is not None:
             self._engine.reset_encoder_cache()
-        self.version = version
+        if self._published_are_all():
+            self._published = version, buckets
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
             if num_sampled == 0 and self._keeps_cache:  # no cache to keep, and the old version's salt
@@ -279,21 +288,32 @@ class VLLMEngine(Engine):
         """Sleep until ``wake``, with this thread: what comes meanwhile waits in the inbox.
 
         vLLM does nothing to sleep on a CPU, so there its cache is freed here. On a GPU, where this has never
-        run, level 1 keeps the weights on the host: an update of nothing publishes none.
+        run, level 2 drops the weights: newer ones come before the next request, or the last published are
+        loaded again, which lie on the host until then. Level 1, before a publish, keeps a copy there.
         """
         engine = self._engine
         self._woken.clear()
         engine.reset_prefix_cache(reset_running_requests=True)  # they are computed anew afterwards
         if engine.model_config.enable_sleep_mode:
-            engine.sleep(level=1, mode="keep")
+            version, buckets = self._published
+            is_dropped = bool(buckets) and version == self.version
+            engine.sleep(level=2 if is_dropped else 1, mode="keep")
             asleep()
             self._woken.wait()
             engine.wake_up()
+            self._has_weights = not is_dropped
         else:
             sizes = engine.collective_rpc(_free_cache)
             asleep()
             self._woken.wait()
             engine.collective_rpc(_allocate_cache, args=(sizes,))
+
+    def _published_are_all(self) -> bool:
+        """Return whether an engine that sleeps on a GPU gets all its weights by a publish: no adapters, no
+        model that drafts, none that were quantized here."""
+        given = self._engine.vllm_config
+        is_plain = given.speculative_config is None and given.model_config.quantization is None
+        return given.model_config.enable_sleep_mode and is_plain and len(self._adapters) == 1
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         ready = []
