@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from machine import free_port
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,6 +27,7 @@ from policies.learning.verl.shards import (
     optimizer_state,
     restore_model,
     restore_optimizer,
+    write_in_turn,
 )
 
 
@@ -182,3 +183,22 @@ def test_tensor_that_lacks_a_part_is_refused(folder: Path) -> None:
     save_file(tensors, path, {PLACES: json.dumps(places)})
     with pytest.raises(ConfigError, match=rf"Empty .*has 6 of the 12 numbers of '{name}'"):
         ShardFiles(str(path.parent))
+
+
+def test_tensors_written_in_turn_are_read_by_safetensors(tmp_path: Path) -> None:
+    tensors = {
+        "count": torch.tensor(3),
+        "weight": torch.arange(6.0).view(2, 3).T,
+        "none": torch.zeros(0, 3),
+        "half": torch.arange(3, dtype=torch.bfloat16),
+        "flags": torch.tensor([True, False]),
+    }
+    path = str(tmp_path / "new" / "model.safetensors")
+    layout = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    [(written, digest)] = write_in_turn(layout, iter(tensors.values()), path).items()
+    assert (written, digest.num_bytes) == (path, Path(path).stat().st_size)
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    assert all(
+        torch.equal(read[name], each) and read[name].dtype == each.dtype for name, each in tensors.items()
+    )
