@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import repository
@@ -32,6 +32,8 @@ from whole_batches import WholeBatches
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.serve_sampler import ServeSampler
+from environments import Dataset
+from environments.data.curriculum import Curriculum
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.mini_batches import make_batches
@@ -133,7 +135,8 @@ def train(config: TrainConfig, workload: Workload, model_path: str, player: Play
     algorithm = algorithm_of(config)
     learner, kl = Learner(model_path, config, algorithm), KLController(algorithm)
     versions = deque([learner.weights()], maxlen=config.rollout.max_staleness + 1)
-    tasks = enumerate(cycle(workload.train_dataset or ()))
+    curriculum = workload.curriculum or Curriculum()
+    tasks = enumerate(turns(workload.train_dataset or Dataset([]), curriculum, config.seed))
     for version in range(config.run.num_steps):
         player.load(version + 1 - len(versions), versions[0])
         selection = Selection()
@@ -142,13 +145,24 @@ def train(config: TrainConfig, workload: Workload, model_path: str, player: Play
         while len(selection.groups) < wanted and len(selection.all_dropped) < most:
             place(selection, next(supply), version, config, algorithm)
         rollouts = (each for group in selection.useful for each in group.trajectories)
-        batches = learner.score(make_batches(config, rollouts, f"batches/{version}"))
-        batches, _ = with_credit(algorithm, kl, selection.groups, batches)
-        learner.update(batches)
+        if batches := make_batches(
+            config, rollouts, f"batches/{version}"
+        ):  # none where no group has a signal
+            batches, _ = with_credit(algorithm, kl, selection.groups, learner.score(batches))
+            learner.update(batches)
         versions.append(learner.weights())
+        for group in selection.taken:
+            curriculum.observe(group.task, group.trajectories)
         rewards = [each.reward for group in selection.taken for each in group.trajectories]
         yield sum(rewards) / len(rewards)
     player.load(config.run.num_steps, versions[-1])
+
+
+def turns(tasks: Dataset, curriculum: Curriculum, seed: int) -> Iterator[Any]:
+    """The tasks that a curriculum chooses when they are wanted; without one all of them in turn."""
+    places = cycle(range(len(tasks)))
+    for number in count():
+        yield tasks[curriculum.select(tasks, places, random.Random(f"{seed}/curriculum/{number}"))]
 
 
 def groups(
