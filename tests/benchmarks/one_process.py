@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from whole_batches import WholeBatches
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.serve_sampler import ServeSampler
+from environments import Dataset
+from environments.data.curriculum import Curriculum
 from environments.disk import replaced
 from environments.named_module import load_class
 from environments.types import Completion, Trajectory, TrajectoryGroup
@@ -157,7 +159,7 @@ class Learner:
 class Kept:
     """What a run goes on from: the state of its policy, and the mean reward of each update.
 
-    For runs without a critic and without staleness, whose updates replace no group.
+    For runs without a critic, a curriculum and staleness, whose updates replace no group.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -208,7 +210,10 @@ def train(
     yield from rewards
     versions = deque([learner.weights()], maxlen=config.rollout.max_staleness + 1)
     num_drawn = len(rewards) * config.rollout.groups_per_step
-    tasks = islice(enumerate(cycle(workload.train_dataset or ())), num_drawn, None)
+    curriculum = workload.curriculum or Curriculum()
+    tasks = islice(
+        enumerate(turns(workload.train_dataset or Dataset([]), curriculum, config.seed)), num_drawn, None
+    )
     selecting, clock = stage.selecting(algorithm), Clock(Activity())
     for version in range(len(rewards), stage.num_steps):
         player.load(version + 1 - len(versions), versions[0])
@@ -220,12 +225,21 @@ def train(
         prepared = stage.prepare(parts, selection, version, version, clock)
         learn(stage, learner, prepared, version)
         versions.append(learner.weights())
+        for group in selection.taken:
+            curriculum.observe(group.task, group.trajectories)
         played = [each.reward for group in selection.taken for each in group.trajectories]
         rewards.append(sum(played) / len(played))
         if kept is not None:
             kept.keep(learner.policy, rewards)
         yield rewards[-1]
     player.load(stage.num_steps, versions[-1])
+
+
+def turns(tasks: Dataset, curriculum: Curriculum, seed: int) -> Iterator[Any]:
+    """The tasks that a curriculum chooses when they are wanted; without one all of them in turn."""
+    places = cycle(range(len(tasks)))
+    for number in count():
+        yield tasks[curriculum.select(tasks, places, random.Random(f"{seed}/curriculum/{number}"))]
 
 
 def groups(
