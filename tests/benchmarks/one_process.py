@@ -145,9 +145,7 @@ def train(config: TrainConfig, workload: Workload, model_path: str, player: Play
         while len(selection.groups) < wanted and len(selection.all_dropped) < most:
             place(selection, next(supply), version, config, algorithm)
         rollouts = (each for group in selection.useful for each in group.trajectories)
-        if batches := make_batches(
-            config, rollouts, f"batches/{version}"
-        ):  # none where no group has a signal
+        if batches := make_batches(config, rollouts, f"batches/{version}"):  # else no group has a signal
             batches, _ = with_credit(algorithm, kl, selection.groups, learner.score(batches))
             learner.update(batches)
         versions.append(learner.weights())
