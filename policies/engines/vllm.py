@@ -75,8 +75,7 @@ class VLLMEngine(Engine):
         self._counted = EngineStats()
         self._failure: BaseException | None = None
         self._pictures = picture_reader(model_path)
-        self._published: tuple[int, Sequence[WeightBucket]] = (0, ())
-        self._has_weights = True
+        self._published = _Published()
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,8 +219,8 @@ class VLLMEngine(Engine):
             while True:
                 self._drain_inbox()
                 if self._engine.has_unfinished_requests():
-                    if not self._has_weights:  # no newer ones have come
-                        self._load(*self._published)
+                    if self._published.are_dropped:  # no newer ones have come
+                        self._load(self._published.version, self._published.buckets)
                     start = time.monotonic()
                     outputs = self._engine.step()
                     self._counted.busy_seconds += time.monotonic() - start
@@ -266,14 +265,14 @@ class VLLMEngine(Engine):
             raise WeightsError(
                 f"The published weights lack {', '.join(sorted(missing))}, as vLLM names them."
             )
-        self.version, self._has_weights = version, True
+        self.version, self._published.are_dropped = version, False
 
     def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         self._load(version, buckets)
         if self._pictures is not None:
             self._engine.reset_encoder_cache()
         if self._published_are_all():
-            self._published = version, buckets
+            self._published = _Published(version, buckets)
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
             if num_sampled == 0 and self._keeps_cache:  # no cache to keep, and the old version's salt
@@ -295,13 +294,13 @@ class VLLMEngine(Engine):
         self._woken.clear()
         engine.reset_prefix_cache(reset_running_requests=True)  # they are computed anew afterwards
         if engine.model_config.enable_sleep_mode:
-            version, buckets = self._published
-            is_dropped = bool(buckets) and version == self.version
+            published = self._published
+            is_dropped = bool(published.buckets) and published.version == self.version
             engine.sleep(level=2 if is_dropped else 1, mode="keep")
             asleep()
             self._woken.wait()
             engine.wake_up()
-            self._has_weights = not is_dropped
+            published.are_dropped = is_dropped
         else:
             sizes = engine.collective_rpc(_free_cache)
             asleep()
@@ -338,6 +337,15 @@ class VLLMEngine(Engine):
     def _fail_all(self, error: BaseException) -> None:
         for outputs in self._outputs.values():
             outputs.put_nowait(error)
+
+
+@dataclass(slots=True)
+class _Published:
+    """The last published weights, which an engine on a GPU loads again if it drops them for a sleep."""
+
+    version: int = 0
+    buckets: Sequence[WeightBucket] = ()
+    are_dropped: bool = False
 
 
 @dataclass(slots=True)
