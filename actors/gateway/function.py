@@ -318,7 +318,6 @@ class RemoteEnv(FunctionEnv):
     """A rollout whose program lives on when this process dies: with another one that has its answers."""
 
     resumes_by = "answers"
-    _rollout: RemoteProgram
 
     def snapshot(self) -> PlayedCall:
         """The call whose answer is there, and that has not been sent."""
@@ -331,8 +330,7 @@ class RemoteEnv(FunctionEnv):
 
     def restore(self, snapshot: tuple[str, list[PlayedCall]]) -> None:
         """Begin an episode of this name with the calls that were answered before."""
-        name, played = snapshot
-        self._name = self._rollout.session_of(name)
+        self._name, played = snapshot
         self._recorded = self._calls.resume(played)
 
 

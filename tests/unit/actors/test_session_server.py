@@ -7,11 +7,14 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -276,13 +279,12 @@ class KilledPlaces:
     def play(self, rollout: RemoteProgram) -> tuple[Trajectory, int]:
         """The trajectory, and the number of attempts."""
         pair = pair_of(None, None, rollout, {}, {})
-        request = RolloutRequest(rollout_id=self.moment, group_id="a", task=TASK)
+        request = RolloutRequest(rollout_id="000000/0000", group_id="a", task=TASK)
         zygote = Zygote(pair)
         for number in count(1):
             entries = self.journals.open(request.rollout_id, number)
             self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60), self)
-            begun_by = self.journals.begun_by(request.rollout_id)
-            attempt = Attempt(request, number, entries, begun_by)
+            attempt = Attempt(request, number, entries, self.journals.name_of(request.rollout_id))
             trajectory = self.process.run(attempt).trajectory
             self.process.end()
             if trajectory.termination_reason is not TerminationReason.CRASHED:
@@ -326,14 +328,16 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
-def offer(server: SessionServer, id: str, address: str = "http://127.0.0.1:1") -> httpx.Response:
-    """Offer a task, as the actor of a rollout does, and wait 0.3 s for its result."""
+def offer(
+    server: SessionServer, id: str, address: str = "http://127.0.0.1:1", seconds: float = 0.3
+) -> httpx.Response:
+    """Offer a task, as the actor of a rollout does, and wait a while for its result."""
     environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
     return httpx.post(
         f"{server.url}/offers",
         json={"id": id, "task": TASK, "environment": environment, "model": "m"},
         headers={"authorization": f"Bearer {server.rollout.key}"},
-        timeout=0.3,
+        timeout=seconds,
         trust_env=False,
     )
 
@@ -365,6 +369,114 @@ def test_program_that_calls_a_lost_node_is_begun_anew(http: httpx.Client, server
     lost = {"failed": "Its program calls the policy at a node that is lost."}
     assert [offer(server, "lost").json() for _ in range(2)] == [lost] * 2
     assert http.post("/sessions/lost/reward", json={"reward": 1}).status_code == 404
+
+
+@pytest.mark.slow
+def test_task_of_a_lost_actor_is_handed_out_once(http: httpx.Client, server: SessionServer) -> None:
+    """The first actor is lost before a program has come: the second one's offer counts, and only that."""
+    with pytest.raises(httpx.ReadTimeout):
+        offer(server, "a", "http://127.0.0.1:1")
+    wait_until(lambda: http.get("/sessions").json()["waiting"] == 0, 30)
+    with ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, server, "a", "http://127.0.0.1:2", seconds=5.0)
+        wait_until(lambda: http.get("/sessions").json()["waiting"] == 1, 30)
+        session = claim(http)
+        assert session["environment"]["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:2"
+        assert http.get("/sessions").json() == {"waiting": 0, "played": 1}
+        reward(http, session, reward=1)
+        assert offered.result(30).json() == {"reward": 1}
+
+
+@pytest.mark.slow
+def test_result_outlasts_the_wait_for_another_actor(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as threads:
+        claiming = threads.submit(http.post, "/sessions", headers={"x-session-id": "a"})
+        with pytest.raises(httpx.ReadTimeout):
+            offer(server, "a")
+        assert claiming.result(30).status_code == 200
+    assert http.post("/sessions/a/reward", json={"reward": 1}).status_code == 200
+    wait_until(lambda: http.get("/sessions").json()["played"] == 0, 30)
+    assert offer(server, "a").json() == {"reward": 1}
+
+
+class Node(socketserver.ThreadingTCPServer):
+    """A node that answers calls by a function of their number of tries."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[int], bytes]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.wfile.write(answer(int(self.headers[RETRY_HEADER])))
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.mark.slow
+def test_call_of_a_client_is_later_than_all_that_was_sent_for_it(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    """The node ends each connection without an answer."""
+    monkeypatch.setattr("actors.gateway.session_server.RESEND_SECONDS", 0.01)
+    tries: list[int] = []
+
+    def lose(number: int) -> bytes:
+        tries.append(number)
+        return b""
+
+    body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
+    with ThreadPoolExecutor(1) as threads, Node(lose) as node:
+        offered = threads.submit(offer, server, "a", node.address, seconds=1.5)
+        for retry in ("0", "1"):
+            sent = len(tries)
+            with pytest.raises(httpx.ReadTimeout):
+                headers[RETRY_HEADER] = retry
+                http.post("/v1/chat/completions", json=body, headers=headers, timeout=0.4)
+            assert len(tries) > sent + 2
+        assert tries == sorted(set(tries)), "an earlier number is no retry, and would be sampled again"
+        node.shutdown()
+        offered.exception(30)
+
+
+@pytest.mark.slow
+def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server: SessionServer) -> None:
+    """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
+    is_called, is_replaced = threading.Event(), threading.Event()
+
+    def late(number: int) -> bytes:
+        is_called.set()
+        is_replaced.wait(30)
+        return answer("old")
+
+    def answer(text: str) -> bytes:
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n\r\n"
+        return f"{head}{text}".encode()
+
+    body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
+    with (
+        Node(late) as old,
+        Node(lambda number: answer("new")) as new,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        offers = [threads.submit(offer, server, "a", old.address, seconds=5.0)]
+        called = threads.submit(http.post, "/v1/chat/completions", json=body, headers=headers)
+        assert is_called.wait(30)
+        offers.append(threads.submit(offer, server, "a", new.address, seconds=5.0))
+        time.sleep(0.2)  # until the second offer is there
+        is_replaced.set()
+        assert called.result(30).text == "new"
+        http.post("/sessions/a/reward", json={"reward": 1})
+        assert [each.result(30).json() for each in offers] == [{"reward": 1}] * 2
+        old.shutdown()
+        new.shutdown()
 
 
 def test_call_ends_with_the_rollout_of_a_silent_node(
