@@ -920,7 +920,8 @@ from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.gateway.server import gateway
 access = Access(
-    url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, serve=gateway().serve
+    url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, session="a",
+    serve=gateway().serve,
 )
 client = PolicyClient(access, is_async=False)
 sleep = "import time; time.sleep(600)"
@@ -938,7 +939,8 @@ def test_programs_die_with_the_process_of_their_rollout(kind: str) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, mark, kind], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
+    while len(processes_with(mark)) < 4:  # with owner and supervisor
+        assert owner.poll() is None and time.monotonic() < deadline, "the programs have not started"
         time.sleep(0.05)
     owner.kill()
     owner.wait()
