@@ -49,9 +49,10 @@ class PlayedCall(NamedTuple):
     """A call that has an answer, as the journal has it."""
 
     call: PolicyCall
-    """Without the messages that it has from the one before it."""
+    """Without the messages and the tools that it has from the one before it."""
     num_repeated: int
     """Number of these messages."""
+    has_new_tools: bool
     num_choices: int
     unseen: list[int]
     """Numbers of the answers before it whose client has gone."""
@@ -113,18 +114,21 @@ class ProgramCalls:
         self._open.append(request)
         return request
 
-    def resume(self, played: Sequence[PlayedCall]) -> list[Message]:
+    def resume(self, played: Sequence[PlayedCall]) -> PolicyCall | None:
         """Take the calls in that were answered in another process, in their order, before any new one.
 
         Their clients may have lost the answers: one that comes again as a retry gets the same.
 
         Returns:
-            The messages of the last one.
+            The last one.
         """
         messages: list[Message] = []
+        call: PolicyCall | None = None
         for number, each in enumerate(played):
             messages = [*messages[: each.num_repeated], *each.call.messages]
-            waiting = self.take(replace(each.call, messages=messages), each.num_choices)
+            tools = each.call.tools if call is None or each.has_new_tools else call.tools
+            call = replace(each.call, messages=messages, tools=tools)
+            waiting = self.take(call, each.num_choices)
             is_gone = number in played[-1].unseen
             sent = self._gone if is_gone else self._answered
             begun = (
@@ -136,7 +140,7 @@ class ProgramCalls:
             if (request := next(begun, None)) is None:
                 sent.append(request := SentRequest([], each.num_choices, -is_gone))
             request.calls.append(waiting)
-        return messages
+        return call
 
     def take(self, call: PolicyCall, num_choices: int = 1, is_count: bool = False) -> WaitingCall:
         """Take a call in, or the wish to know how many tokens its prompt has."""

@@ -35,7 +35,7 @@ class FinishedTurn:
     """One turn: the completion that was sampled, and the outcome in the environment.
 
     As an entry it is without the ``num_repeated`` ids and ``num_pictures`` pictures with which its prompt
-    repeats the turn before.
+    repeats the turn before. The opening is that of an episode's first turn; answers need none.
     """
 
     opening: Opening
@@ -143,7 +143,7 @@ class Journal:
         shown = () if self._last is None else self._last.pictures
         num_pictures = len(shown) if completion.pictures[: len(shown)] == shown else 0
         finished = FinishedTurn(
-            opening=self._opening,
+            opening=(None, {}) if turn or self._resumes_by == "answers" else self._opening,
             completion=completion.without_beginning(num_repeated, num_pictures),
             num_repeated=num_repeated,
             num_pictures=num_pictures,

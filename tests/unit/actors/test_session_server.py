@@ -293,17 +293,22 @@ class KilledPlaces:
         return trajectory, number
 
 
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
 def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
     """What a program is answered: a conversation, in its middle a sub-agent with two choices."""
     messages: list[Any] = [{"role": "user", "content": "a"}]
     answers = []
     for content in ("b", "c"):
-        response = client.chat.completions.create(model="m", messages=messages, n=1 + bool(answers))
+        response = client.chat.completions.create(
+            model="m", messages=messages, tools=[TOOL], n=1 + bool(answers)
+        )
         answers += [each.message.content or "" for each in response.choices]
         places.kill("after its answer")
         messages += [response.choices[0].message, {"role": "user", "content": content}]
     answers.append(client.responses.create(model="m", input="of another agent").output_text)
-    last = client.chat.completions.create(model="m", messages=messages, stream=True)
+    last = client.chat.completions.create(model="m", messages=messages, tools=[TOOL], stream=True)
     return [*answers, "".join(each.choices[0].delta.content or "" for each in last)]
 
 
