@@ -327,7 +327,8 @@ class RemoteEnv(FunctionEnv):
         has_new_tools = last is None or call.tools != last.tools
         self._recorded = call
         new = replace(call, messages=call.messages[num_repeated:], tools=call.tools if has_new_tools else [])
-        return PlayedCall(new, num_repeated, has_new_tools, self._waiting.num_choices, self._calls.unseen())
+        waiting, unseen = self._waiting, self._calls.unseen()
+        return PlayedCall(new, num_repeated, has_new_tools, waiting.num_choices, waiting.name, unseen)
 
     def restore(self, snapshot: tuple[str, list[PlayedCall]]) -> None:
         """Begin an episode of this name with the calls that were answered before."""

@@ -38,6 +38,7 @@ from starlette.routing import Route
 
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import (
+    CALL_HEADER,
     COUNT_PATH,
     DIALECTS,
     MODELS_PATH,
@@ -63,8 +64,6 @@ LOST_SECONDS = 120.0
 """Time that a session whose rollout actor is lost waits for another one."""
 RESEND_SECONDS = 0.2
 """Time after which a call is sent again whose node has not answered."""
-MAX_RESENDS = 10_000
-"""Times that this is done; beyond them lie the numbers of its client's next try."""
 ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 CHECK_SECONDS = 1.0
@@ -273,12 +272,11 @@ class SessionServer:
         session = await self._session(request, name)
         if session is None:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
-        try_number = num_retries(request) * MAX_RESENDS
+        call = secrets.token_urlsafe(12)
         async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-            while (answer := await self._sent(request, session, name, try_number, http)) is None:
+            while (answer := await self._sent(request, session, name, call, http)) is None:
                 await asyncio.sleep(RESEND_SECONDS)
                 await self._session(request, name)
-                try_number += 1
         return Response(answer.content, answer.status_code, {"content-type": answer.headers["content-type"]})
 
     async def _sent(
@@ -286,7 +284,7 @@ class SessionServer:
         request: Request,
         session: _Session,
         name: tuple[str, str],
-        try_number: int,
+        call: str,
         http: httpx.AsyncClient,
     ) -> httpx.Response | None:
         """The answer of the node that plays a session now; ``None`` where that is lost."""
@@ -295,7 +293,11 @@ class SessionServer:
             request.method,
             f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
             content=await request.body(),
-            headers={"authorization": f"Bearer {way['OPENAI_API_KEY']}", RETRY_HEADER: str(try_number)},
+            headers={
+                "authorization": f"Bearer {way['OPENAI_API_KEY']}",
+                RETRY_HEADER: str(num_retries(request)),
+                CALL_HEADER: call,
+            },
         )
         calling = asyncio.ensure_future(sending)
         try:

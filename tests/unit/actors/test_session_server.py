@@ -30,7 +30,7 @@ from test_rollout_function import TASK, echo, play
 
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import RETRY_HEADER, gateway
+from actors.gateway.server import CALL_HEADER, RETRY_HEADER, gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
@@ -283,7 +283,7 @@ class KilledPlaces:
         zygote = Zygote(pair)
         for number in count(1):
             entries = self.journals.open(request.rollout_id, number)
-            self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60), self)
+            self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60, max_steps=9), self)
             attempt = Attempt(request, number, entries, self.journals.name_of(request.rollout_id))
             trajectory = self.process.run(attempt).trajectory
             self.process.end()
@@ -308,6 +308,8 @@ def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
         places.kill("after its answer")
         messages += [response.choices[0].message, {"role": "user", "content": content}]
     answers.append(client.responses.create(model="m", input="of another agent").output_text)
+    places.moment = places.moment.replace("another ", "")
+    answers.append(client.responses.create(model="m", input="of another agent").output_text)  # sampled anew
     last = client.chat.completions.create(model="m", messages=messages, tools=[TOOL], stream=True)
     return [*answers, "".join(each.choices[0].delta.content or "" for each in last)]
 
@@ -315,7 +317,8 @@ def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
 @pytest.mark.slow
 def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server: SessionServer) -> None:
     played = []
-    for moment in ("never", "while it is sampled", "before its answer is sent", "after its answer"):
+    sampled = "while it is sampled"
+    for moment in ("never", sampled, f"another {sampled}", "before its answer is sent", "after its answer"):
         places = KilledPlaces(moment)
         with named(server, moment.replace(" ", "-")) as client, ThreadPoolExecutor(1) as threads:
             rollout = threads.submit(places.play, server.rollout)
@@ -325,11 +328,11 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
             trajectory, num_attempts = rollout.result(60)
         assert trajectory.termination_reason is TerminationReason.ENV_DONE, trajectory.error
         assert num_attempts == 1 + (moment != "never")
-        assert places.num_sampled == 5 + (moment == "while it is sampled"), "nothing else is sampled again"
+        assert places.num_sampled == 6 + (sampled in moment), "nothing else is sampled again"
         infos = [{**step.info, "session": ""} for step in trajectory.steps]
         trajectory.rollout_id = "a"
         played.append((answers, infos, trajectory.metrics, training_samples(trajectory)))
-    assert played[1:] == played[:1] * 3
+    assert played[1:] == played[:1] * 4
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
@@ -408,14 +411,14 @@ def test_result_outlasts_the_wait_for_another_actor(
 
 
 class Node(socketserver.ThreadingTCPServer):
-    """A node that answers calls by a function of their number of tries."""
+    """A node that answers calls by a function of their number of tries and their name."""
 
     daemon_threads = True
 
-    def __init__(self, answer: Callable[[int], bytes]) -> None:
+    def __init__(self, answer: Callable[[tuple[str, str]], bytes]) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                self.wfile.write(answer(int(self.headers[RETRY_HEADER])))
+                self.wfile.write(answer((self.headers[RETRY_HEADER], self.headers[CALL_HEADER])))
 
             def log_message(self, *arguments: object) -> None:
                 pass
@@ -426,15 +429,15 @@ class Node(socketserver.ThreadingTCPServer):
 
 
 @pytest.mark.slow
-def test_call_of_a_client_is_later_than_all_that_was_sent_for_it(
+def test_call_that_is_sent_again_has_its_name_and_number(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
 ) -> None:
     """The node ends each connection without an answer."""
     monkeypatch.setattr("actors.gateway.session_server.RESEND_SECONDS", 0.01)
-    tries: list[int] = []
+    tries: list[tuple[str, str]] = []
 
-    def lose(number: int) -> bytes:
-        tries.append(number)
+    def lose(sent: tuple[str, str]) -> bytes:
+        tries.append(sent)
         return b""
 
     body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
@@ -446,7 +449,7 @@ def test_call_of_a_client_is_later_than_all_that_was_sent_for_it(
                 headers[RETRY_HEADER] = retry
                 http.post("/v1/chat/completions", json=body, headers=headers, timeout=0.4)
             assert len(tries) > sent + 2
-        assert tries == sorted(set(tries)), "an earlier number is no retry, and would be sampled again"
+        assert sorted(number for number, _ in set(tries)) == ["0", "1"], "a name for each, and its own number"
         node.shutdown()
         offered.exception(30)
 
@@ -456,7 +459,7 @@ def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server
     """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
     is_called, is_replaced = threading.Event(), threading.Event()
 
-    def late(number: int) -> bytes:
+    def late(sent: tuple[str, str]) -> bytes:
         is_called.set()
         is_replaced.wait(30)
         return answer("old")
@@ -468,7 +471,7 @@ def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server
     body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
     with (
         Node(late) as old,
-        Node(lambda number: answer("new")) as new,
+        Node(lambda sent: answer("new")) as new,
         ThreadPoolExecutor(3) as threads,
     ):
         offers = [threads.submit(offer, server, "a", old.address, seconds=5.0)]
