@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 import functools
 import io
+import struct
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ KINDS = ("data:image/png;base64", "data:image/jpeg;base64")
 PICTURE_BYTES = 4 << 20
 SIDES = range(8, 2049)
 """Pixels of a side of a picture."""
+UNREADABLE = (OSError, SyntaxError, TypeError, struct.error, binascii.Error)
+"""Errors of a decoder; ``TypeError`` and ``struct.error`` are those of fields beside an orientation."""
 MAX_RATIO = 16
 """The longer side may be so many times the shorter one."""
 PLACE: Message = {"type": "image"}
@@ -51,6 +54,9 @@ OPENED_BYTES = 128 * 2**20
 IDS_BYTES = 2**23
 """Bytes of the tokens that are held for the sizes of pictures."""
 _OPENED: SizedCache[str, Image] = SizedCache(OPENED_BYTES)
+SIZES_BYTES = 32 * 2**20
+"""Bytes of the pictures, as they are written, whose sizes are known: several times a request over HTTP."""
+_SIZES: SizedCache[str, tuple[int, int]] = SizedCache(SIZES_BYTES)
 
 
 def reads_pictures(folder: str) -> bool:
@@ -72,7 +78,7 @@ def split_pictures(messages: Sequence[Message]) -> tuple[list[Message], tuple[st
     def placed(part: Any) -> Any:
         if (picture := picture_of(part)) is None:
             return part
-        open_picture(picture)
+        size_of(picture)
         pictures.append(picture)
         return PLACE
 
@@ -100,7 +106,18 @@ def open_picture(picture: str) -> Image:
     if image is None:
         image = _open(str(picture))
         _OPENED.put(picture, image, len(picture) + 3 * image.width * image.height)
+        _SIZES.put(picture, image.size, len(picture))
     return image
+
+
+def size_of(picture: str) -> tuple[int, int]:
+    """Return the width and height of a picture, of which those that are known are not opened again.
+
+    Raises:
+        ValueError: as ``open_picture`` does.
+    """
+    size = _SIZES.get(picture) if isinstance(picture, str) else None
+    return open_picture(picture).size if size is None else size
 
 
 def _open(picture: str) -> Image:
@@ -130,7 +147,7 @@ def _open(picture: str) -> Image:
             )
         ImageOps.exif_transpose(image, in_place=True)
         return image.convert("RGB")
-    except (OSError, SyntaxError, binascii.Error, Image.DecompressionBombError) as error:
+    except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise ValueError(f"the picture {picture!r:.90} cannot be read ({error}): write it again") from error
 
 
@@ -168,11 +185,11 @@ class PictureReader:
 
     def ids(self, picture: str) -> array[int]:
         """The tokens that a prompt has for a picture, which are those of its size."""
-        image = open_picture(picture)
-        if (ids := self._ids.get(image.size)) is None:
-            made = self.processor(images=[image], text=self.token, add_special_tokens=False)
+        size = size_of(picture)
+        if (ids := self._ids.get(size)) is None:
+            made = self.processor(images=[open_picture(picture)], text=self.token, add_special_tokens=False)
             ids = array("i", made["input_ids"][0])
-            self._ids.put(image.size, ids, ids.itemsize * len(ids))
+            self._ids.put(size, ids, ids.itemsize * len(ids))
         return ids
 
     def pixels(self, pictures: Sequence[str]) -> dict[str, Any]:

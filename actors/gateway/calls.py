@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from environments.messages import same_types
@@ -32,6 +33,8 @@ class WaitingCall:
     call: PolicyCall
     num_choices: int = 1
     """Choices of its request, each of which is a call."""
+    name: str = ""
+    """Name of its request; see ``SentRequest``."""
     is_count: bool = False
     """True where only the number of its prompt's tokens is wanted."""
     answer: Future[Json] = field(default_factory=_unanswered)
@@ -49,10 +52,13 @@ class PlayedCall(NamedTuple):
     """A call that has an answer, as the journal has it."""
 
     call: PolicyCall
-    """Without the messages that it has from the one before it."""
+    """Without the messages and the tools that it has from the one before it."""
     num_repeated: int
     """Number of these messages."""
+    has_new_tools: bool
     num_choices: int
+    name: str
+    """Name of its request."""
     unseen: list[int]
     """Numbers of the answers before it whose client has gone."""
 
@@ -65,6 +71,8 @@ class SentRequest:
     num_choices: int
     try_number: int
     """Number of the client's last try; -1 where the client has gone."""
+    name: str = ""
+    """Name that the session server has given it, the same each time that it sends it."""
 
     def is_repeated_by(self, call: PolicyCall, num_choices: int, try_number: int) -> bool:
         """Return whether a later try asks for the same."""
@@ -92,55 +100,51 @@ class ProgramCalls:
         self._lock = threading.Lock()
         """Held while a call comes in, or none may come any more: so each is played or refused."""
 
-    def begin(self, call: PolicyCall, num_choices: int, try_number: int) -> SentRequest:
+    def begin(self, call: PolicyCall, num_choices: int, try_number: int, name: str = "") -> SentRequest:
         """Take a request in, with the calls that an earlier try of it has made.
 
         Args:
             try_number: number of times that the client has sent the request before, where it names that.
+            name: of the request, by which it is known where the session server sends it again.
         """
         self._moved = time.monotonic()
-        request = SentRequest([], num_choices, try_number)
-        earlier = (
-            (sent, each)
-            for sent in (self._gone, self._answered, self._open)
-            for each in reversed(sent)
-            if each.is_repeated_by(call, num_choices, try_number)
-        )
-        for sent, each in earlier:
+        request = SentRequest([], num_choices, try_number, name)
+        known = [(sent, each) for sent in (self._gone, self._answered, self._open) for each in reversed(sent)]
+        same = (each for each in known if name and each[1].name == name)
+        repeated = (each for each in known if each[1].is_repeated_by(call, num_choices, try_number))
+        for sent, each in islice(chain(same, repeated), 1):
             sent.remove(each)
             request.calls = each.calls
-            break
         self._open.append(request)
         return request
 
-    def resume(self, played: Sequence[PlayedCall]) -> list[Message]:
+    def resume(self, played: Sequence[PlayedCall]) -> PolicyCall | None:
         """Take the calls in that were answered in another process, in their order, before any new one.
 
-        Their clients may have lost the answers: one that comes again as a retry gets the same.
+        Their clients may have lost the answers: one that comes again, as a retry or by name, gets the same.
 
         Returns:
-            The messages of the last one.
+            The last one.
         """
         messages: list[Message] = []
+        call: PolicyCall | None = None
         for number, each in enumerate(played):
             messages = [*messages[: each.num_repeated], *each.call.messages]
-            waiting = self.take(replace(each.call, messages=messages), each.num_choices)
-            is_gone = number in played[-1].unseen
-            sent = self._gone if is_gone else self._answered
-            begun = (
-                request
-                for request in sent
-                if len(request.calls) < each.num_choices
-                and request.is_repeated_by(waiting.call, each.num_choices, 1)
-            )
-            if (request := next(begun, None)) is None:
-                sent.append(request := SentRequest([], each.num_choices, -is_gone))
-            request.calls.append(waiting)
-        return messages
+            tools = each.call.tools if call is None or each.has_new_tools else call.tools
+            call = replace(each.call, messages=messages, tools=tools)
+            is_gone, known = number in played[-1].unseen, (*self._gone, *self._answered)
+            request = next((request for request in known if each.name and request.name == each.name), None)
+            if request is None:
+                request = SentRequest([], each.num_choices, -is_gone, each.name)
+                (self._gone if is_gone else self._answered).append(request)
+            request.calls.append(self.take(call, each.num_choices, each.name))
+        return call
 
-    def take(self, call: PolicyCall, num_choices: int = 1, is_count: bool = False) -> WaitingCall:
+    def take(
+        self, call: PolicyCall, num_choices: int = 1, name: str = "", is_count: bool = False
+    ) -> WaitingCall:
         """Take a call in, or the wish to know how many tokens its prompt has."""
-        waiting = self._newest = WaitingCall(call, num_choices, is_count)
+        waiting = self._newest = WaitingCall(call, num_choices, name, is_count)
         self._moved = time.monotonic()
         waiting.answer.add_done_callback(self._note_answer)
         with self._lock:

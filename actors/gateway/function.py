@@ -39,7 +39,7 @@ from environments.types import Action, Completion, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
 from policies.agents.parsers import ToolParser, get_tool_parser
 from policies.gateway.answers import for_template, message_of
-from policies.gateway.session import Json, PlacedCall, Session
+from policies.gateway.session import Json, PlacedCall, PolicyCall, Session
 
 Reward = float | RewardOutput | Sequence[float | None]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
@@ -156,8 +156,8 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
         self._num_tool_calls = self._num_foreign = self._num_branches = 0
         self._name = ""
         """Name of the session, where that is not to be a new one."""
-        self._recorded: list[Message] = []
-        """Messages of the last call that was recorded."""
+        self._recorded: PolicyCall | None = None
+        """The last call that was recorded."""
 
     def reset(self) -> tuple[Any, Json]:
         self._program = Program(self._rollout, self._task, self._calls, self._name)
@@ -318,21 +318,21 @@ class RemoteEnv(FunctionEnv):
     """A rollout whose program lives on when this process dies: with another one that has its answers."""
 
     resumes_by = "answers"
-    _rollout: RemoteProgram
 
     def snapshot(self) -> PlayedCall:
         """The call whose answer is there, and that has not been sent."""
         assert self._waiting is not None
-        call = self._waiting.call
-        num_repeated = sum(takewhile(bool, map(is_, call.messages, self._recorded)))
-        self._recorded = call.messages
-        new = replace(call, messages=call.messages[num_repeated:])
-        return PlayedCall(new, num_repeated, self._waiting.num_choices, self._calls.unseen())
+        call, last = self._waiting.call, self._recorded
+        num_repeated = 0 if last is None else sum(takewhile(bool, map(is_, call.messages, last.messages)))
+        has_new_tools = last is None or call.tools != last.tools
+        self._recorded = call
+        new = replace(call, messages=call.messages[num_repeated:], tools=call.tools if has_new_tools else [])
+        waiting, unseen = self._waiting, self._calls.unseen()
+        return PlayedCall(new, num_repeated, has_new_tools, waiting.num_choices, waiting.name, unseen)
 
     def restore(self, snapshot: tuple[str, list[PlayedCall]]) -> None:
         """Begin an episode of this name with the calls that were answered before."""
-        name, played = snapshot
-        self._name = self._rollout.session_of(name)
+        self._name, played = snapshot
         self._recorded = self._calls.resume(played)
 
 

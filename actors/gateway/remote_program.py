@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from actors.gateway.client import PolicyClient
@@ -38,10 +37,6 @@ class RemoteProgram:
     key: str = field(repr=False)
     silent_seconds: float
 
-    def session_of(self, rollout: str) -> str:
-        """Return the name of a rollout's session, the same wherever that is played."""
-        return blake2b(f"{self.key}/{rollout}".encode(), digest_size=12).hexdigest()
-
     async def __call__(self, task: Task, client: PolicyClient) -> RewardOutput | list[float]:
         """Wait until the task has been played.
 
@@ -67,9 +62,7 @@ class RemoteProgram:
                 offered = http.request("POST", **asked)
                 try:
                     response = await self._watched(asyncio.ensure_future(offered), client)
-                except (
-                    BaseException
-                ):  # it has ended here; where this process dies, another one goes on with it
+                except BaseException:  # it has ended here; where this process dies, another one goes on
                     with suppress(httpx.HTTPError):
                         await http.request("DELETE", **asked, timeout=WITHDRAW_SECONDS)
                     raise

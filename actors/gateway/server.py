@@ -47,6 +47,8 @@ KEEP_ALIVE = {
 """Options by which a connection ends a minute after the machine at its other end has gone."""
 RETRY_HEADER = "x-stainless-retry-count"
 """Number of times that a client of OpenAI or Anthropic has sent a request before."""
+CALL_HEADER = "x-troupe-call"
+"""Name of a request, the same each time that the session server sends it."""
 DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
     MESSAGES_PATH: Messages,
@@ -142,11 +144,12 @@ class Gateway:
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
     """The completion with all choices, which are sampled one after the other."""
     answers: list[Json] = []
-    sent = calls.begin(call, body.num_choices, num_retries(request))
+    name = request.headers.get(CALL_HEADER, "")
+    sent = calls.begin(call, body.num_choices, num_retries(request), name)
     try:
         while len(answers) < body.num_choices:
             if len(sent.calls) == len(answers):
-                sent.calls.append(calls.take(call, body.num_choices))
+                sent.calls.append(calls.take(call, body.num_choices, name))
             answer = asyncio.wrap_future(sent.calls[len(answers)].answer)
             await settled(request, answer)
             answers.append(answer.result())

@@ -38,6 +38,7 @@ from starlette.routing import Route
 
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import (
+    CALL_HEADER,
     COUNT_PATH,
     DIALECTS,
     MODELS_PATH,
@@ -182,24 +183,24 @@ class SessionServer:
                         f"No program has asked for a task for {self._claim_seconds:g} s: start some that "
                         f"send POST {self.url}/sessions with a key of {KEYS_VARIABLE}."
                     )
-                    self._end(session, offer, ENDED)
+                    self._end(session, offer)
                     return JSONResponse({"failed": reason})
             await settled(request, session.result)
         except RequestError:
             seconds = LOST_SECONDS if session.claimed.done() else 0.0
-            asyncio.get_running_loop().call_later(seconds, self._end, session, offer, ENDED)
+            asyncio.get_running_loop().call_later(seconds, self._end, session, offer)
             raise
-        self._end(session, offer, session.result.result())
+        self._end(session, offer)
         return JSONResponse(session.result.result())
 
-    def _end(self, session: _Session, offer: Json, result: Json) -> None:
+    def _end(self, session: _Session, offer: Json, failure: Json = ENDED) -> None:
         """End a session, unless another actor has gone on with it. One that a program has had never opens
-        again: whoever offers it gets the result.
+        again: whoever offers it gets the result, or the failure where it has none.
         """
         if session.offer != offer or self._open.pop(offer["id"], None) is None:
             return
         if session.claimed.done():
-            self._ended[offer["id"]] = result
+            self._ended[offer["id"]] = session.result.result() if session.result.done() else failure
             if len(self._ended) > MAX_NAMES:
                 del self._ended[next(iter(self._ended))]
 
@@ -208,7 +209,7 @@ class SessionServer:
         self._check_rollout(request)
         offer = await request.json()
         if (session := self._open.get(offer["id"])) is not None:
-            self._end(session, offer, ENDED)
+            self._end(session, offer)
         return Response(status_code=204)
 
     def _check_rollout(self, request: Request) -> None:
@@ -244,7 +245,7 @@ class SessionServer:
             session = taking.result()
             if name in self._named:
                 self._waiting.put_nowait(session)
-            elif session.offer["id"] in self._open:
+            elif self._open.get(session.offer["id"]) is session:
                 session.claimed.set_result(None)
                 self._remember(name, session)
                 return session
@@ -271,12 +272,11 @@ class SessionServer:
         session = await self._session(request, name)
         if session is None:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
-        try_number = num_retries(request)
+        call = secrets.token_urlsafe(12)
         async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-            while (answer := await self._sent(request, session, name, try_number, http)) is None:
+            while (answer := await self._sent(request, session, name, call, http)) is None:
                 await asyncio.sleep(RESEND_SECONDS)
                 await self._session(request, name)
-                try_number += 1
         return Response(answer.content, answer.status_code, {"content-type": answer.headers["content-type"]})
 
     async def _sent(
@@ -284,7 +284,7 @@ class SessionServer:
         request: Request,
         session: _Session,
         name: tuple[str, str],
-        try_number: int,
+        call: str,
         http: httpx.AsyncClient,
     ) -> httpx.Response | None:
         """The answer of the node that plays a session now; ``None`` where that is lost."""
@@ -293,16 +293,19 @@ class SessionServer:
             request.method,
             f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
             content=await request.body(),
-            headers={"authorization": f"Bearer {way['OPENAI_API_KEY']}", RETRY_HEADER: str(try_number)},
+            headers={
+                "authorization": f"Bearer {way['OPENAI_API_KEY']}",
+                RETRY_HEADER: str(num_retries(request)),
+                CALL_HEADER: call,
+            },
         )
         calling = asyncio.ensure_future(sending)
         try:
-            while not await settled(request, calling, CHECK_SECONDS):
-                if session.offer is not offer:  # such a node may never answer
-                    return None
+            while not await settled(request, calling, CHECK_SECONDS) and session.offer is offer:
                 if not session.result.done():
                     await self._session(request, name)
-            return calling.result()
+            # A node that another one has gone on for may never answer, or with what is not recorded.
+            return calling.result() if session.offer is offer else None
         except httpx.TransportError:
             return None
         finally:

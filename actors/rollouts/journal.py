@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,7 @@ class FinishedTurn:
     """One turn: the completion that was sampled, and the outcome in the environment.
 
     As an entry it is without the ``num_repeated`` ids and ``num_pictures`` pictures with which its prompt
-    repeats the turn before.
+    repeats the turn before. The opening is that of an episode's first turn; answers need none.
     """
 
     opening: Opening
@@ -142,7 +143,7 @@ class Journal:
         shown = () if self._last is None else self._last.pictures
         num_pictures = len(shown) if completion.pictures[: len(shown)] == shown else 0
         finished = FinishedTurn(
-            opening=self._opening,
+            opening=(None, {}) if turn or self._resumes_by == "answers" else self._opening,
             completion=completion.without_beginning(num_repeated, num_pictures),
             num_repeated=num_repeated,
             num_pictures=num_pictures,
@@ -168,12 +169,11 @@ class JournalStore:
         self._num_bytes = 0
         self._entries: dict[str, dict[int, bytes]] = {}
         self._attempts: dict[str, int] = {}
-        self._begun_by: dict[str, int] = {}
-        """The first attempt at an episode that has not been dropped since."""
+        self._names: dict[str, str] = {}
 
-    def begun_by(self, rollout_id: str) -> int:
-        """Return the attempt with which an open episode has begun."""
-        return self._begun_by[rollout_id]
+    def name_of(self, rollout_id: str) -> str:
+        """Return the name of an open episode, which no other one has: not of another fleet either."""
+        return self._names[rollout_id]
 
     def open(self, rollout_id: str, attempt: int, beginning: Sequence[bytes] = ()) -> list[bytes]:
         """The finished turns of an episode; from now on only this attempt may add to them.
@@ -184,7 +184,7 @@ class JournalStore:
         self._attempts[rollout_id] = attempt
         if rollout_id not in self._entries:
             self._entries[rollout_id] = dict(enumerate(beginning))
-            self._begun_by[rollout_id] = attempt
+            self._names[rollout_id] = secrets.token_urlsafe(12)
             self._num_bytes += sum(map(len, beginning))
         entries = self._entries[rollout_id]
         num_leading = _num_leading(entries)
@@ -206,7 +206,7 @@ class JournalStore:
     def drop(self, rollout_id: str) -> None:
         """Forget an episode."""
         self._attempts.pop(rollout_id, None)
-        self._begun_by.pop(rollout_id, None)
+        self._names.pop(rollout_id, None)
         self._num_bytes -= sum(map(len, self._entries.pop(rollout_id, {}).values()))
 
 

@@ -59,8 +59,8 @@ class Attempt(NamedTuple):
     number: int = 1
     entries: Sequence[bytes] = ()
     """The journal of the attempts before."""
-    begun_by: int = 1
-    """The first of those attempts: all of them are one episode."""
+    name: str = ""
+    """Name of the episode, which those attempts have begun."""
     history: Sequence[PastMessage] = ()
     """The messages before, which an actor repeats that does not retain their pair."""
 
@@ -230,7 +230,7 @@ class Player:
             self._link.record_turn(request.rollout_id, attempt.number, index, entry, waits)
 
         resumes_by = self._pair.env_class.resumes_by
-        return Journal(resumes_by, record, tuple(turns), f"{request.rollout_id}/{attempt.begun_by}")
+        return Journal(resumes_by, record, tuple(turns), attempt.name)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

@@ -120,8 +120,8 @@ class SlotLoop:
         journals = self.dispatcher.journals
         entries = journals.open(request.rollout_id, rollout.attempt, rollout.beginning)
         self.totals.num_resumed_turns += len(entries) - len(rollout.beginning)
-        begun_by = journals.begun_by(request.rollout_id)
-        result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, begun_by, history))
+        name = journals.name_of(request.rollout_id)
+        result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, name, history))
         if result.retained:
             if result.turns:
                 self._past_messages.retain(PastMessage(request, result.turns))
@@ -162,9 +162,7 @@ class SlotLoop:
                 self.totals.num_replayed_tokens += trajectory.num_sampled_tokens
                 self.totals.num_retries += 1
                 goes_on = reason in RESUMED_AFTER
-                if (
-                    resumes_by == "answers"
-                ):  # its program has been answered that all is over, unless it crashed
+                if resumes_by == "answers":  # else its program has had the answer that all is over
                     goes_on = reason is TerminationReason.CRASHED
                 self.dispatcher.retry(rollout, slot.index, begins_anew=not goes_on)
                 return

@@ -146,7 +146,7 @@ def _as_typed(value: object) -> str:
 
 @cache
 def _sentences(module: str) -> dict[tuple[str, str], str]:
-    """The string below each field of the classes of a module, by class and field."""
+    """Strings below the fields of the module's classes, by class and field."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
         (node.name, field.target.id): text.value.value

@@ -23,7 +23,7 @@ import pytest
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
-from actors.gateway.function import RolloutFunction, pair_of
+from actors.gateway.function import FunctionAgent, RemoteEnv, RolloutFunction, pair_of
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import Journal
@@ -212,6 +212,35 @@ def test_answer_begins_without_the_space_after_its_thought() -> None:
         return float((message.reasoning_content, message.content) == ("Add.", "46\n"))
 
     assert play(solve, lambda messages: "<think>\nAdd.\n</think>\n\n46\n").reward == 1.0
+
+
+@pytest.mark.slow
+def test_journal_of_a_program_holds_what_its_calls_share_once() -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "a" * 50_000}}
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "system", "content": "b" * 50_000}, {"role": "user", "content": "a"}]
+        for _ in range(3):
+            response = await client.openai.chat.completions.create(model="m", messages=messages, tools=[tool])
+            messages += [response.choices[0].message, {"role": "user", "content": "b"}]
+        return 1.0
+
+    entries: list[bytes] = []
+    journal = Journal("answers", lambda index, entry: entries.append(entry))
+    env, model = RemoteEnv(solve, TASK), ScriptedSampler(echo)
+    request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
+    try:
+        run_rollout(
+            FunctionAgent(),
+            env,
+            lambda request: asyncio.run(model.sample(request)),
+            request,
+            RolloutLimits(),
+            journal,
+        )
+    finally:
+        env.close()
+    assert len(entries) == 3 and sum(map(len, entries[1:])) < 10_000 < 100_000 < len(entries[0])
 
 
 def test_conversations_side_by_side_are_sequences_of_their_own() -> None:
@@ -920,7 +949,8 @@ from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.gateway.server import gateway
 access = Access(
-    url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, serve=gateway().serve
+    url="http://127.0.0.1:8000", key="key", open_to_others=str, idle_seconds=float, session="a",
+    serve=gateway().serve,
 )
 client = PolicyClient(access, is_async=False)
 sleep = "import time; time.sleep(600)"
@@ -938,7 +968,8 @@ def test_programs_die_with_the_process_of_their_rollout(kind: str) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, mark, kind], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
+    while len(processes_with(mark)) < 4:  # with owner and supervisor
+        assert owner.poll() is None and time.monotonic() < deadline, "the programs have not started"
         time.sleep(0.05)
     owner.kill()
     owner.wait()

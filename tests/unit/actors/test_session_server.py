@@ -7,11 +7,14 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from test_rollout_function import TASK, echo, play
 
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import RETRY_HEADER, gateway
+from actors.gateway.server import CALL_HEADER, RETRY_HEADER, gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
@@ -276,13 +279,12 @@ class KilledPlaces:
     def play(self, rollout: RemoteProgram) -> tuple[Trajectory, int]:
         """The trajectory, and the number of attempts."""
         pair = pair_of(None, None, rollout, {}, {})
-        request = RolloutRequest(rollout_id=self.moment, group_id="a", task=TASK)
+        request = RolloutRequest(rollout_id="000000/0000", group_id="a", task=TASK)
         zygote = Zygote(pair)
         for number in count(1):
             entries = self.journals.open(request.rollout_id, number)
-            self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60), self)
-            begun_by = self.journals.begun_by(request.rollout_id)
-            attempt = Attempt(request, number, entries, begun_by)
+            self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60, max_steps=9), self)
+            attempt = Attempt(request, number, entries, self.journals.name_of(request.rollout_id))
             trajectory = self.process.run(attempt).trajectory
             self.process.end()
             if trajectory.termination_reason is not TerminationReason.CRASHED:
@@ -291,24 +293,32 @@ class KilledPlaces:
         return trajectory, number
 
 
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
 def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
     """What a program is answered: a conversation, in its middle a sub-agent with two choices."""
     messages: list[Any] = [{"role": "user", "content": "a"}]
     answers = []
     for content in ("b", "c"):
-        response = client.chat.completions.create(model="m", messages=messages, n=1 + bool(answers))
+        response = client.chat.completions.create(
+            model="m", messages=messages, tools=[TOOL], n=1 + bool(answers)
+        )
         answers += [each.message.content or "" for each in response.choices]
         places.kill("after its answer")
         messages += [response.choices[0].message, {"role": "user", "content": content}]
     answers.append(client.responses.create(model="m", input="of another agent").output_text)
-    last = client.chat.completions.create(model="m", messages=messages, stream=True)
+    places.moment = places.moment.replace("another ", "")
+    answers.append(client.responses.create(model="m", input="of another agent").output_text)  # sampled anew
+    last = client.chat.completions.create(model="m", messages=messages, tools=[TOOL], stream=True)
     return [*answers, "".join(each.choices[0].delta.content or "" for each in last)]
 
 
 @pytest.mark.slow
 def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server: SessionServer) -> None:
     played = []
-    for moment in ("never", "while it is sampled", "before its answer is sent", "after its answer"):
+    sampled = "while it is sampled"
+    for moment in ("never", sampled, f"another {sampled}", "before its answer is sent", "after its answer"):
         places = KilledPlaces(moment)
         with named(server, moment.replace(" ", "-")) as client, ThreadPoolExecutor(1) as threads:
             rollout = threads.submit(places.play, server.rollout)
@@ -318,22 +328,24 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
             trajectory, num_attempts = rollout.result(60)
         assert trajectory.termination_reason is TerminationReason.ENV_DONE, trajectory.error
         assert num_attempts == 1 + (moment != "never")
-        assert places.num_sampled == 5 + (moment == "while it is sampled"), "nothing else is sampled again"
+        assert places.num_sampled == 6 + (sampled in moment), "nothing else is sampled again"
         infos = [{**step.info, "session": ""} for step in trajectory.steps]
         trajectory.rollout_id = "a"
         played.append((answers, infos, trajectory.metrics, training_samples(trajectory)))
-    assert played[1:] == played[:1] * 3
+    assert played[1:] == played[:1] * 4
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
-def offer(server: SessionServer, id: str, address: str = "http://127.0.0.1:1") -> httpx.Response:
-    """Offer a task, as the actor of a rollout does, and wait 0.3 s for its result."""
+def offer(
+    server: SessionServer, id: str, address: str = "http://127.0.0.1:1", seconds: float = 0.3
+) -> httpx.Response:
+    """Offer a task, as the actor of a rollout does, and wait a while for its result."""
     environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
     return httpx.post(
         f"{server.url}/offers",
         json={"id": id, "task": TASK, "environment": environment, "model": "m"},
         headers={"authorization": f"Bearer {server.rollout.key}"},
-        timeout=0.3,
+        timeout=seconds,
         trust_env=False,
     )
 
@@ -365,6 +377,114 @@ def test_program_that_calls_a_lost_node_is_begun_anew(http: httpx.Client, server
     lost = {"failed": "Its program calls the policy at a node that is lost."}
     assert [offer(server, "lost").json() for _ in range(2)] == [lost] * 2
     assert http.post("/sessions/lost/reward", json={"reward": 1}).status_code == 404
+
+
+@pytest.mark.slow
+def test_task_of_a_lost_actor_is_handed_out_once(http: httpx.Client, server: SessionServer) -> None:
+    """The first actor is lost before a program has come: the second one's offer counts, and only that."""
+    with pytest.raises(httpx.ReadTimeout):
+        offer(server, "a", "http://127.0.0.1:1")
+    wait_until(lambda: http.get("/sessions").json()["waiting"] == 0, 30)
+    with ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, server, "a", "http://127.0.0.1:2", seconds=5.0)
+        wait_until(lambda: http.get("/sessions").json()["waiting"] == 1, 30)
+        session = claim(http)
+        assert session["environment"]["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:2"
+        assert http.get("/sessions").json() == {"waiting": 0, "played": 1}
+        reward(http, session, reward=1)
+        assert offered.result(30).json() == {"reward": 1}
+
+
+@pytest.mark.slow
+def test_result_outlasts_the_wait_for_another_actor(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as threads:
+        claiming = threads.submit(http.post, "/sessions", headers={"x-session-id": "a"})
+        with pytest.raises(httpx.ReadTimeout):
+            offer(server, "a")
+        assert claiming.result(30).status_code == 200
+    assert http.post("/sessions/a/reward", json={"reward": 1}).status_code == 200
+    wait_until(lambda: http.get("/sessions").json()["played"] == 0, 30)
+    assert offer(server, "a").json() == {"reward": 1}
+
+
+class Node(socketserver.ThreadingTCPServer):
+    """A node that answers calls by a function of their number of tries and their name."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[tuple[str, str]], bytes]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.wfile.write(answer((self.headers[RETRY_HEADER], self.headers[CALL_HEADER])))
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.mark.slow
+def test_call_that_is_sent_again_has_its_name_and_number(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    """The node ends each connection without an answer."""
+    monkeypatch.setattr("actors.gateway.session_server.RESEND_SECONDS", 0.01)
+    tries: list[tuple[str, str]] = []
+
+    def lose(sent: tuple[str, str]) -> bytes:
+        tries.append(sent)
+        return b""
+
+    body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
+    with ThreadPoolExecutor(1) as threads, Node(lose) as node:
+        offered = threads.submit(offer, server, "a", node.address, seconds=1.5)
+        for retry in ("0", "1"):
+            sent = len(tries)
+            with pytest.raises(httpx.ReadTimeout):
+                headers[RETRY_HEADER] = retry
+                http.post("/v1/chat/completions", json=body, headers=headers, timeout=0.4)
+            assert len(tries) > sent + 2
+        assert sorted(number for number, _ in set(tries)) == ["0", "1"], "a name for each, and its own number"
+        node.shutdown()
+        offered.exception(30)
+
+
+@pytest.mark.slow
+def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server: SessionServer) -> None:
+    """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
+    is_called, is_replaced = threading.Event(), threading.Event()
+
+    def late(sent: tuple[str, str]) -> bytes:
+        is_called.set()
+        is_replaced.wait(30)
+        return answer("old")
+
+    def answer(text: str) -> bytes:
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n\r\n"
+        return f"{head}{text}".encode()
+
+    body, headers = {"model": "m", "messages": QUESTION}, {"x-session-id": "a"}
+    with (
+        Node(late) as old,
+        Node(lambda sent: answer("new")) as new,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        offers = [threads.submit(offer, server, "a", old.address, seconds=5.0)]
+        called = threads.submit(http.post, "/v1/chat/completions", json=body, headers=headers)
+        assert is_called.wait(30)
+        offers.append(threads.submit(offer, server, "a", new.address, seconds=5.0))
+        time.sleep(0.2)  # until the second offer is there
+        is_replaced.set()
+        assert called.result(30).text == "new"
+        http.post("/sessions/a/reward", json={"reward": 1})
+        assert [each.result(30).json() for each in offers] == [{"reward": 1}] * 2
+        old.shutdown()
+        new.shutdown()
 
 
 def test_call_ends_with_the_rollout_of_a_silent_node(

@@ -324,6 +324,28 @@ def test_open_pictures_are_held_up_to_their_bytes() -> None:
     assert OPENED_BYTES // 4 < pictures._OPENED.num_bytes <= OPENED_BYTES < 12 * len(image.tobytes())
 
 
+def test_large_pictures_are_opened_once_for_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, renderer: ChatRenderer
+) -> None:
+    """All together do not fit among those that are held open."""
+    opened: list[str] = []
+    whole = pictures._open
+    monkeypatch.setattr(pictures, "_open", lambda picture: opened.append(picture) or whole(picture))
+    own = [encoded(Image.new("RGB", (2048, 1536), (shade, 7, 0)), "png") for shade in range(8)]
+    messages = [shown(*own)]
+    assert pictures_of(messages) == tuple(own)
+    renderer.prompt_ids(messages)
+    assert sorted(opened) in (sorted(own), sorted([*own, own[0]])), "one more for the tokens of its size"
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_orientation_among_fields_of_other_types_is_refused(kind: str) -> None:
+    """As a text in the place of the height: PIL cannot write the fields anew without the orientation."""
+    fields = b"MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\x01\x01\0\x02\0\0\0\x04abc\0\0\0\0\0"
+    with pytest.raises(ValueError, match=r"cannot be read .*: write it again"):
+        open_picture(encoded(Image.new("RGB", (64, 32)), kind, exif=b"Exif\0\0" + fields))
+
+
 @pytest.mark.parametrize("agent", [GameAgent, ToolAgent])
 def test_agent_shows_parts_and_the_text_of_another_list(agent: type[GameAgent | ToolAgent]) -> None:
     parts, cells = shown(RED)["content"], [{"type": "wall"}, 3]
