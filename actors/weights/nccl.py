@@ -96,6 +96,20 @@ class NcclTransport(WeightTransport):
     def __init__(self, folder: str = "") -> None:
         self._sender: _Sender | None = None
 
+    @classmethod
+    def check_use(cls, shares_devices: bool, pins_versions: bool) -> None:
+        if shares_devices:
+            raise ConfigError(
+                "server.weights.transport=nccl with server.colocated=true: NCCL takes no two processes on "
+                "one GPU. Leave one of the two out."
+            )
+        if pins_versions:
+            raise ConfigError(
+                "server.weights.transport=nccl sends the newest version alone, and evaluation.num_replicas "
+                "are engines that go on with an older one. Set evaluation.num_replicas=0, or leave the "
+                "transport out."
+            )
+
     def open(self) -> None:
         import torch
 
