@@ -29,7 +29,7 @@ class FakePair:
     sent: ClassVar[defaultdict[int, queue.Queue[Any]]] = defaultdict(queue.Queue)
     num_closed = 0
 
-    def __init__(self, host: str, port: int, rank: int) -> None:
+    def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._queue = self.sent[port]
 
     def send(self, buffer: np.ndarray) -> None:
