@@ -232,3 +232,18 @@ def test_file_is_opened_seldom_and_not_kept_open(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(shards, "OPEN_BYTES", 100 * 64 * 4)
     assert all(torch.equal(files.whole(name), each) for name, each in tensors.items())
     assert len(opened) == 2
+
+
+def test_copy_stays_as_it_is_and_needs_no_memory_for_what_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    module, copy = Frozen(), StateCopy()
+    before = {name: tensor.detach().clone() for name, tensor in model_state(module).items()}
+    copy.add(model_state(module))
+    assert copy._tensors[f"{MODEL}embed.weight"].data_ptr() == module.embed.weight.data_ptr()
+    with torch.no_grad():
+        module.head.weight.add_(1.0)
+    copy.write(str(tmp_path))
+    assert all(torch.equal(ShardFiles(str(tmp_path)).whole(name), each) for name, each in before.items())
