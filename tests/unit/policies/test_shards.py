@@ -234,9 +234,7 @@ def test_file_is_opened_seldom_and_not_kept_open(tmp_path: Path, monkeypatch: py
     assert len(opened) == 2
 
 
-def test_copy_stays_as_it_is_and_needs_no_memory_for_what_is_frozen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_stays_as_it_is_and_has_nothing_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     module, copy = Frozen(), StateCopy()
