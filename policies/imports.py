@@ -32,7 +32,8 @@ def without_torch() -> Iterator[None]:
     """Import transformers in the block as where torch is not installed, unless this process has it already.
 
     A tokenizer needs none of it, and its import is 1 s of CPU time and 180 MB. For a process that has no
-    models: transformers takes torch for missing there from then on.
+    models, before it has other threads that import: torch is missing for them in the block, and for
+    transformers from then on.
     """
     if "torch" in sys.modules:
         yield

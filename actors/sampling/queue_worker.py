@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from ray.exceptions import ActorUnavailableError
 
@@ -31,6 +32,62 @@ def _as_sampled(_: TokenRequest, output: TokenOutput) -> TokenOutput:
     return output
 
 
+class _LoadWatch:
+    """Watches how many requests an engine has beside those of one queue, and wakes the worker of that queue
+    if it has reported another number: the queue would split by a load that is no more.
+    """
+
+    def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
+        self._engine, self._wake = engine, wake
+        self._num_own = self._num_reported = 0
+        self._time = -math.inf
+        """Time of the report."""
+        self._next_check: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch in the block."""
+        self._engine.load_watchers += (self._check,)
+        try:
+            yield
+        finally:
+            watchers = self._engine.load_watchers
+            self._engine.load_watchers = tuple(each for each in watchers if each != self._check)
+            if self._next_check is not None:
+                self._next_check.cancel()
+
+    @contextmanager
+    def of_own_queue(self) -> Iterator[None]:
+        """Count a request of the queue's own that the engine has in the block."""
+        self._num_own += 1
+        try:
+            yield
+        finally:
+            self._num_own -= 1
+
+    def reported(self) -> int:
+        """The number, which is reported now."""
+        self._time, self._num_reported = time.monotonic(), self._num_others
+        return self._num_reported
+
+    @property
+    def _num_others(self) -> int:
+        return self._engine.requests_in_flight - self._num_own
+
+    def _check(self) -> None:
+        if abs(self._num_others - self._num_reported) <= max(SLACK, self._engine.requests_in_flight // 16):
+            return
+        pause = self._time + len(self._engine.load_watchers) / LOAD_POLLS - time.monotonic()
+        if pause <= 0:
+            self._wake()
+        elif self._next_check is None:  # it may not change again for long
+            self._next_check = asyncio.get_running_loop().call_later(pause, self._check_late)
+
+    def _check_late(self) -> None:
+        self._next_check = None
+        self._check()
+
+
 class QueueWorker:
     """Polls one ``RequestQueue``: one poll always waits there, and each delivers the finished answers.
 
@@ -53,10 +110,7 @@ class QueueWorker:
         self._replica, self._engine = replica, engine
         self._poll, self._catch_up, self._read_calls = poll, catch_up, read_calls
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._num_sampled = self._num_reported = 0
-        """Requests of this queue that the engine has; those of others, as the last poll has reported them."""
-        self._reported = -math.inf
-        """Time of that poll."""
+        self._load = _LoadWatch(engine, self.wake)
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
         self._has_news = asyncio.Event()
         self._newest_call: asyncio.Task[None] | None = None
@@ -81,26 +135,24 @@ class QueueWorker:
             SamplerError: the engine has failed. What it has not answered is left to other replicas.
             What ``poll`` raises: the queue is gone.
         """
-        self._engine.load_watchers += (self._load_changed,)
         try:
-            while True:
-                start = time.monotonic()
-                self._engine.check_alive()
-                self._has_news.clear()
-                earlier = self._newest_call
-                self._newest_call = asyncio.create_task(self._call())
-                self._newest_call.add_done_callback(self._call_ended)
-                if earlier is not None:
-                    await earlier  # the queue ends it, now that there is a newer one
-                await self._has_news.wait()
-                if self._is_leaving and self._has_left and self._newest_call.done():
-                    return
-                if len(self._running) >= BUSY_REQUESTS:
-                    await asyncio.sleep(GATHER_ANSWERS_SECONDS)
-                await self._catch_up_after_a_stop(start)
+            with self._load.watching():
+                while True:
+                    start = time.monotonic()
+                    self._engine.check_alive()
+                    self._has_news.clear()
+                    earlier = self._newest_call
+                    self._newest_call = asyncio.create_task(self._call(self._report()))
+                    self._newest_call.add_done_callback(self._call_ended)
+                    if earlier is not None:
+                        await earlier  # the queue ends it, now that there is a newer one
+                    await self._has_news.wait()
+                    if self._is_leaving and self._has_left and self._newest_call.done():
+                        return
+                    if len(self._running) >= BUSY_REQUESTS:
+                        await asyncio.sleep(GATHER_ANSWERS_SECONDS)
+                    await self._catch_up_after_a_stop(start)
         finally:
-            watchers = self._engine.load_watchers
-            self._engine.load_watchers = tuple(each for each in watchers if each != self._load_changed)
             for task in (*self._running.values(), *([self._newest_call] if self._newest_call else [])):
                 task.cancel()
 
@@ -108,29 +160,20 @@ class QueueWorker:
         if call is self._newest_call:  # an older one was ended by a newer one: no reason to poll again
             self._has_news.set()
 
-    @property
-    def _num_others(self) -> int:
-        return self._engine.requests_in_flight - self._num_sampled
-
-    def _load_changed(self) -> None:
-        """Poll if the queue would split by a load that is no more: the poll that waits there may be old."""
-        slack = max(SLACK, self._engine.requests_in_flight // 16)
-        pause = len(self._engine.load_watchers) / LOAD_POLLS
-        if abs(self._num_others - self._num_reported) > slack and time.monotonic() > self._reported + pause:
-            self._has_news.set()
-
-    async def _call(self) -> None:
-        start = time.monotonic()
+    def _report(self) -> ReplicaReport:
+        """All news until now, so that none of it is a reason for another poll."""
         answers, self._answers = self._answers, []
-        self._num_reported, self._reported = self._num_others, start
-        report = ReplicaReport(
+        return ReplicaReport(
             self._replica,
             self._engine.version,
             answers,
             self._engine.stats(),
-            self._num_reported,
+            self._load.reported(),
             self._is_leaving,
         )
+
+    async def _call(self, report: ReplicaReport) -> None:
+        start = time.monotonic()
         assignment = await self._poll(report)
         await self._catch_up_after_a_stop(start)
         for ticket in assignment.revoked:
@@ -161,12 +204,8 @@ class QueueWorker:
         self._has_news.set()
 
     async def _sample(self, request: TokenRequest) -> TokenOutput:
-        self._num_sampled += 1
-        try:
-            with self._engine.in_flight(request.prompt_ids, request.params):
-                return await self._engine.generate(request.prompt_ids, request.params, request.pictures)
-        finally:
-            self._num_sampled -= 1
+        with self._load.of_own_queue(), self._engine.in_flight(request.prompt_ids, request.params):
+            return await self._engine.generate(request.prompt_ids, request.params, request.pictures)
 
     def _explained(self, error: Exception) -> SamplerError:
         """The error as text: an engine's own class might not be known where it is read."""

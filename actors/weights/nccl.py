@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import socket
 import time
@@ -23,20 +24,23 @@ from policies.engines.weights import TensorPlace, WeightBucket
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from vllm.distributed.utils import StatelessProcessGroup
 
 SECONDS = 60.0
 """Seconds in which a bucket has to arrive: NCCL itself waits for ever for a process that is gone."""
 
 
 class NcclPair:
-    """The group of vLLM's own transfer of weights, of two processes on two GPUs: rank 0 sends to rank 1."""
+    """A group as vLLM's own transfer of weights has, of two processes on two GPUs: that with the
+    ``listener``, which is bound to the port, sends to the other.
+    """
 
-    def __init__(self, host: str, port: int, rank: int) -> None:
+    def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
         import torch
-        from vllm.distributed.weight_transfer.nccl_common import stateless_init_process_group
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._group = stateless_init_process_group(host, port, rank, 2, self._device)
+        self._group = PyNcclCommunicator(meet(host, port, listener), device=self._device)
         if self._group.disabled:
             raise RuntimeError("vLLM finds no NCCL.")
         self._stream = torch.cuda.Stream(self._device)
@@ -74,6 +78,16 @@ class NcclPair:
             time.sleep(0.001)
 
 
+def meet(host: str, port: int, listener: socket.socket | None = None) -> StatelessProcessGroup:
+    """Meet the other process. vLLM's own function would wait for it for 5 minutes, and bind the port itself,
+    which another program may have by then.
+    """
+    from vllm.distributed.utils import StatelessProcessGroup
+
+    rank, seconds = int(listener is None), math.ceil(SECONDS)
+    return StatelessProcessGroup.create(host, port, rank, 2, store_timeout=seconds, listen_socket=listener)
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A rank's shards of a version: where and with which key to get them, and the places of each bucket."""
@@ -95,6 +109,20 @@ class NcclTransport(WeightTransport):
 
     def __init__(self, folder: str = "") -> None:
         self._sender: _Sender | None = None
+
+    @classmethod
+    def check_use(cls, shares_devices: bool, pins_versions: bool) -> None:
+        if shares_devices:
+            raise ConfigError(
+                "server.weights.transport=nccl with server.colocated=true: NCCL takes no two processes on "
+                "one GPU. Leave one of the two out."
+            )
+        if pins_versions:
+            raise ConfigError(
+                "server.weights.transport=nccl sends the newest version alone, and evaluation.num_replicas "
+                "are engines that go on with an older one. Set evaluation.num_replicas=0, or leave the "
+                "transport out."
+            )
 
     def open(self) -> None:
         import torch
@@ -124,7 +152,7 @@ class NcclTransport(WeightTransport):
             link.makefile("rw") as lines,
         ):
             print(offer.key, version, file=lines, flush=True)
-            with closing(self.pair(offer.host, int(lines.readline()), 1)) as pair:
+            with closing(self.pair(offer.host, int(lines.readline()))) as pair:
                 return [
                     WeightBucket(places=places, buffer=pair.receive(size)) for places, size in offer.buckets
                 ]
@@ -154,14 +182,14 @@ class _Connection(StreamRequestHandler):
     timeout = SECONDS
 
     def handle(self) -> None:
-        key, _, wanted = self.rfile.readline(200).decode().strip().partition(" ")
+        key, _, wanted = self.rfile.readline(200).strip().partition(b" ")
         version, buckets = self.server.newest
-        if not hmac.compare_digest(key, self.server.key) or wanted != str(version):
+        if not hmac.compare_digest(key, self.server.key.encode()) or wanted != b"%d" % version:
             return  # a connection that ends without a port: the version is gone
-        host = self.server.server_address[0]
-        with socket.create_server((str(host), 0)) as probe:
-            port = probe.getsockname()[1]
-        self.wfile.write(f"{port}\n".encode())
-        with closing(self.server.pair(host, port, 0)) as pair:
-            for bucket in buckets:
-                pair.send(bucket.buffer)
+        host = str(self.server.server_address[0])
+        with socket.create_server((host, 0)) as listener:
+            port = listener.getsockname()[1]
+            self.wfile.write(b"%d\n" % port)
+            with closing(self.server.pair(host, port, listener)) as pair:
+                for bucket in buckets:
+                    pair.send(bucket.buffer)

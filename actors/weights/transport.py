@@ -63,6 +63,16 @@ class WeightTransport(ABC):
     def check_dtype(cls, dtype: str | None) -> None:
         """Raise ``ConfigError`` if weights for engines of this ``half_dtype`` are not for this transport."""
 
+    @classmethod  # noqa: B027
+    def check_use(cls, shares_devices: bool, pins_versions: bool) -> None:
+        """Raise ``ConfigError`` if this transport does not serve such a run.
+
+        Args:
+            shares_devices: engines are on the learner's devices.
+            pins_versions: evaluations on engines of their own go on with a version while newer ones are
+                published.
+        """
+
     def open(self) -> None:  # noqa: B027
         """Called once in every rank and every replica, before a model is loaded.
 

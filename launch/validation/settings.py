@@ -68,7 +68,9 @@ def check_training_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_settings(config)
-    transport_class(config.server.weights).check_dtype(config.server.engine.half_dtype)
+    transport = transport_class(config.server.weights)
+    transport.check_dtype(config.server.engine.half_dtype)
+    transport.check_use(config.server.colocated, config.evaluation.num_replicas > 0)
     rollout = config.rollout
     algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)

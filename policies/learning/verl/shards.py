@@ -34,6 +34,8 @@ from policies.learning.verl import weights as verl_weights
 MODEL, OPTIMIZER, REFERENCE = "model/", "optimizer/", "reference/"
 """Beginnings of the names of tensors, by the part of the state that they belong to."""
 PLACES = "places"
+OPEN_BYTES = 2**26
+"""Bytes that are read of open files before they are closed."""
 NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
 """Types in the state of numpy's random generator. Tensors and plain values torch allows by itself."""
 _REMEDY = "Resume with the model.path that it was trained with."
@@ -88,19 +90,24 @@ def _take_own_form(optimizer: torch.optim.Optimizer) -> None:
     """Put the moments of an optimizer into tensors of its own, such as torchao's of eight bits: those that it
     makes in a step of a learning rate of 0.
     """
-    loaded, rates = dict(optimizer.state), [group["lr"] for group in optimizer.param_groups]
+    loaded, groups = dict(optimizer.state), optimizer.param_groups
+    before = [dict(group) for group in groups]
     optimizer.state.clear()
     for parameter in loaded:
         parameter.grad = torch.zeros_like(parameter)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = 0 * rate
+    for group in groups:
+        group["lr"] = 0 * group["lr"]
     optimizer.step()
     optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, settings in zip(groups, before, strict=True):
+        group.update(settings)
     for parameter, values in loaded.items():
-        for key, own in optimizer.state[parameter].items():
-            verl_weights.local(own).copy_(verl_weights.local(values[key]))
+        state = optimizer.state[parameter]
+        for key, own in state.items():
+            if isinstance(own, torch.Tensor):
+                verl_weights.local(own).copy_(verl_weights.local(values[key]))
+            else:  # the number of steps may be a plain one
+                state[key] = type(own)(values[key].item())
 
 
 def _index_and_key(name: str) -> tuple[int, str]:
@@ -258,8 +265,8 @@ def is_first_with(tensor: torch.Tensor) -> bool:
 
 
 class ShardFiles:
-    """Files that ``StateCopy`` has written to a folder. A file is open only while a tensor is read from it:
-    what has been read of an open one counts as memory of the process.
+    """Files that ``StateCopy`` has written to a folder. To open one takes longer the more tensors it has, and
+    what has been read of an open one counts as memory of the process: they are closed after ``OPEN_BYTES``.
 
     Raises:
         ConfigError: the folder is not a whole checkpoint, or a file is damaged.
@@ -275,6 +282,8 @@ class ShardFiles:
         self.shapes: dict[str, Sequence[int]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._pieces: dict[str, list[tuple[str, Place]]] = {}
+        self._opened: dict[str, Any] = {}
+        self._num_read = 0
         for rank in range(self.num_ranks):
             path = os.path.join(folder, _file_name(rank, self.num_ranks))
             with _damage_explained(path), safe_open(path, "pt") as file:
@@ -289,6 +298,14 @@ class ShardFiles:
                 missing = f"it has {there} of the {math.prod(shape)} numbers of {name!r}."
                 raise ConfigError(_not_loaded(folder, missing))
 
+    def _open(self, path: str) -> Any:
+        if self._num_read > OPEN_BYTES:
+            self._opened.clear()
+            self._num_read = 0
+        if path not in self._opened:
+            self._opened[path] = safe_open(path, "pt")
+        return self._opened[path]
+
     def dtype(self, name: str) -> torch.dtype:
         return self._dtypes[name]
 
@@ -300,9 +317,11 @@ class ShardFiles:
             end = [min(*each) for each in zip(_ends(mine), _ends(place), strict=True)]
             if not all(one < other for one, other in zip(begin, end, strict=True)):
                 continue
-            with safe_open(path, "pt") as file:
-                whole = file.get_slice(name) if place.shape else file.get_tensor(name)
-                own[_box(begin, end, mine.start)].copy_(whole[_box(begin, end, place.start)])
+            file = self._open(path)
+            whole = file.get_slice(name) if place.shape else file.get_tensor(name)
+            piece = whole[_box(begin, end, place.start)]
+            own[_box(begin, end, mine.start)].copy_(piece)
+            self._num_read += piece.nbytes
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole tensor."""

@@ -29,7 +29,7 @@ class FakePair:
     sent: ClassVar[defaultdict[int, queue.Queue[Any]]] = defaultdict(queue.Queue)
     num_closed = 0
 
-    def __init__(self, host: str, port: int, rank: int) -> None:
+    def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._queue = self.sent[port]
 
     def send(self, buffer: np.ndarray) -> None:
@@ -114,3 +114,11 @@ def test_transport_by_nccl_is_refused_without_a_gpu(tmp_path: Any) -> None:
         ConfigError, match=rf"transport=nccl needs a GPU .*{socket.gethostname()}: use object"
     ):
         transport.open()
+
+
+@pytest.mark.parametrize(("use", "remedy"), [((True, False), "server.colocated=true"), ((False, True), "=0")])
+def test_run_that_nccl_does_not_serve_is_refused(use: tuple[bool, bool], remedy: str) -> None:
+    """Two processes on one GPU; an evaluation that goes on with a version of which no rank has anything."""
+    NcclTransport.check_use(False, False)
+    with pytest.raises(ConfigError, match=remedy):
+        NcclTransport.check_use(*use)

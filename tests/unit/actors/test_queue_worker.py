@@ -440,3 +440,37 @@ def test_loads_are_reported_seldom_where_queues_are_many(
 
     assert 100 < loop.run_until_complete(polls_of_a_second()) <= 1.1 * queue_worker.LOAD_POLLS
     loop.close()
+
+
+def test_load_that_changes_right_after_a_report_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may change for a long time after it, and no poll ends."""
+    loop, engine = SimulatedLoop(), EchoEngine()
+    monkeypatch.setattr(queue_worker, "time", SimpleNamespace(monotonic=loop.time))
+    reported: list[int] = []
+
+    async def poll(queue: RequestQueue, report: ReplicaReport) -> Assignment:
+        reported.append(report.num_others)
+        return await queue.poll(report)
+
+    async def last_reports() -> tuple[int, int]:
+        queues = [RequestQueue("policy", lease_seconds=600) for _ in range(20)]
+        runs = [QueueWorker("replica", engine, partial(poll, queue), nothing_new).run() for queue in queues]
+        for each in runs:
+            asyncio.create_task(each)  # noqa: RUF006  # it is cancelled below
+        await asyncio.sleep(0.1)
+        with ExitStack() as burst:
+            for _ in range(64):
+                burst.enter_context(engine.in_flight((1,), SamplingParams()))
+                await asyncio.sleep(0.0005)
+            await asyncio.sleep(0.1)
+            busy = min(reported[-20:])
+        await asyncio.sleep(0.1)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return busy, max(reported[-20:])
+
+    busy, idle = loop.run_until_complete(last_reports())
+    loop.close()
+    assert busy >= 60 and idle <= 4

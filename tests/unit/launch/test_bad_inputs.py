@@ -91,6 +91,10 @@ SETTINGS = [
         r"raises\.py, line 1.*HALF = 1 / 0.*ZeroDivisionError",
     ),
     (f"train {RECIPE} server.weights.transport=pigeon", "'pigeon'"),
+    (
+        f"train {RECIPE} server.weights.transport=nccl evaluation.every=1 evaluation.num_replicas=1",
+        r"Set evaluation\.num_replicas=0",
+    ),
     (f"train {RECIPE} server.http_host=0.0.0.0", r"server\.http_port=8000"),
     (f"train {RECIPE} server.http_host=10.0.0.1 server.http_port=8000", "10.0.0.1 would.*TROUPE_API_KEYS"),
     (f"train {RECIPE} server.tool_parser=hermse", "'hermse'.*'hermes'"),

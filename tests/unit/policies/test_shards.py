@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from two_ranks import on_two_ranks
 
 from environments.errors import ConfigError
-from policies.learning.verl import weights
+from policies.learning.verl import shards, weights
 from policies.learning.verl.shards import (
     MODEL,
     PLACES,
@@ -202,3 +204,64 @@ def test_tensors_written_in_turn_are_read_by_safetensors(tmp_path: Path) -> None
     assert all(
         torch.equal(read[name], each) and read[name].dtype == each.dtype for name, each in tensors.items()
     )
+
+
+class Momentum(torch.optim.Optimizer):
+    """Somebody's, with a number of steps that is a plain one, and another for all parameters."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "steps_of_all": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        [group] = self.param_groups
+        group["steps_of_all"] += 1
+        for parameter in group["params"]:
+            state = self.state.setdefault(parameter, {"step": 0, "moment": torch.zeros_like(parameter)})
+            state["step"] += 1
+            state["moment"].lerp_(parameter.grad, 0.5)
+            parameter.sub_(state["moment"], alpha=group["lr"])
+
+
+def written(folder: Path, tensors: dict[str, torch.Tensor]) -> ShardFiles:
+    """Files of one rank that has all."""
+    places = {name: [list(each.shape), [0] * each.dim(), list(each.shape)] for name, each in tensors.items()}
+    save_file(tensors, folder / "state_00000_of_00001.safetensors", {PLACES: json.dumps(places)})
+    return ShardFiles(str(folder))
+
+
+def test_optimizer_of_plain_numbers_goes_on(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    before, after = Momentum([parameter]), Momentum([parameter])
+    for _ in range(3):
+        parameter.grad = torch.ones(3)
+        before.step()
+    learned = parameter.detach().clone()
+    restore_optimizer(after, written(tmp_path, optimizer_state(before.state_dict())))
+    assert torch.equal(parameter, learned) and after.param_groups[0]["steps_of_all"] == 0
+    [state], [theirs] = after.state.values(), before.state.values()
+    assert state["step"] == 3 and isinstance(state["step"], int)
+    assert torch.equal(state["moment"], theirs["moment"])
+
+
+def test_file_is_opened_seldom_and_not_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open it takes as long as it has tensors, and what is read of an open one stays in memory."""
+    tensors = {f"{number}": torch.full((64,), float(number)) for number in range(200)}
+    files, opened = written(tmp_path, tensors), []
+    monkeypatch.setattr(shards, "safe_open", lambda *args: opened.append(args) or safe_open(*args))
+    monkeypatch.setattr(shards, "OPEN_BYTES", 100 * 64 * 4)
+    assert all(torch.equal(files.whole(name), each) for name, each in tensors.items())
+    assert len(opened) == 2
+
+
+def test_copy_stays_as_it_is_and_has_nothing_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    module, copy = Frozen(), StateCopy()
+    before = {name: tensor.detach().clone() for name, tensor in model_state(module).items()}
+    copy.add(model_state(module))
+    assert copy._tensors[f"{MODEL}embed.weight"].data_ptr() == module.embed.weight.data_ptr()
+    with torch.no_grad():
+        module.head.weight.add_(1.0)
+    copy.write(str(tmp_path))
+    assert all(torch.equal(ShardFiles(str(tmp_path)).whole(name), each) for name, each in before.items())
