@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -247,11 +248,11 @@ def test_optimizer_of_plain_numbers_goes_on(tmp_path: Path) -> None:
 def test_file_is_opened_seldom_and_not_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To open it takes as long as it has tensors, and what is read of an open one stays in memory."""
     tensors = {f"{number}": torch.full((64,), float(number)) for number in range(200)}
-    files, opened = written(tmp_path, tensors), []
-    monkeypatch.setattr(shards, "safe_open", lambda *args: opened.append(args) or safe_open(*args))
+    files, opener = written(tmp_path, tensors), Mock(side_effect=safe_open)
+    monkeypatch.setattr(shards, "safe_open", opener)
     monkeypatch.setattr(shards, "OPEN_BYTES", 100 * 64 * 4)
     assert all(torch.equal(files.whole(name), each) for name, each in tensors.items())
-    assert len(opened) == 2
+    assert opener.call_count == 2
 
 
 def test_copy_stays_as_it_is_and_has_nothing_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
