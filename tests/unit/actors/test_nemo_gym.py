@@ -175,19 +175,19 @@ def test_32_sessions_are_judged_apart(server: str) -> None:
     assert sorted(CounterServer.counters.values()) == [3 + by for by in range(32)]
 
 
-@pytest.mark.slow
-def test_kill_in_an_episode_leaves_nothing_of_ours(server: str) -> None:
+def kill_in_an_episode(server: str, task: dict[str, Any], action: str) -> None:
+    """Kill a rollout after its first action: no process of it is left, and no connection."""
     program = f"""
 import time
-from test_nemo_gym import TASK, NemoGymRollout, call, play
+from test_nemo_gym import NemoGymRollout, play
 
 def policy(messages):
     if len(messages) == 1:
-        return call("increment", by=2)
+        return {action!r}
     print("called", flush=True)
     time.sleep(600)
 
-play(NemoGymRollout({server!r}), policy, task=TASK)
+play(NemoGymRollout({server!r}), policy, task={task!r})
 """
     command, paths = [sys.executable, "-c", program], ":".join(map(str, (Path.cwd(), *sys.path)))
     started = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE)
@@ -197,17 +197,23 @@ play(NemoGymRollout({server!r}), policy, task=TASK)
     started.communicate()
     assert psutil.wait_procs(processes, 30)[1] == []
     port, deadline = int(server.rpartition(":")[2]), time.monotonic() + 30
-    while time.monotonic() < deadline and open_connections(port):
+    while (left := open_connections(port)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not open_connections(port)
-    assert CounterServer.counters == {"0": 5} and not CounterServer.verified
-    left = iter([call("increment", by=2), "Done."])
-    assert play(NemoGymRollout(server), lambda messages: next(left), task=TASK).reward == 1.0
+    assert not left
 
 
 def open_connections(port: int) -> list[Any]:
-    found = psutil.Process().net_connections("tcp")
+    """Connections of a server on this machine."""
+    found = psutil.net_connections("tcp")
     return [each for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED]
+
+
+@pytest.mark.slow
+def test_kill_in_an_episode_leaves_nothing_of_ours(server: str) -> None:
+    kill_in_an_episode(server, TASK, call("increment", by=2))
+    assert CounterServer.counters == {"0": 5} and not CounterServer.verified
+    left = iter([call("increment", by=2), "Done."])
+    assert play(NemoGymRollout(server), lambda messages: next(left), task=TASK).reward == 1.0
 
 
 def test_server_that_is_gone_is_a_failure() -> None:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from machine import free_port
 from outside_packages import environment_with
-from test_nemo_gym import call
+from test_nemo_gym import call, kill_in_an_episode
 from test_rollout_function import play
 
 from environments.adapters.nemo_gym import NemoGymRollout
@@ -63,9 +63,12 @@ def server() -> Iterator[str]:
 def played(server: str, expected: int, *replies: str) -> Trajectory:
     """An episode whose counter begins at 3."""
     left = iter(replies)
+    return play(NemoGymRollout(server), lambda messages: next(left), task=task(expected))
+
+
+def task(expected: int) -> dict[str, Any]:
     params = {"input": [{"role": "user", "content": "Count."}], "tools": TOOLS}
-    task: dict[str, Any] = {"responses_create_params": params, "initial_count": 3, "expected_count": expected}
-    return play(NemoGymRollout(server), lambda messages: next(left), task=task)
+    return {"responses_create_params": params, "initial_count": 3, "expected_count": expected}
 
 
 def test_32_sessions_are_judged_apart(server: str) -> None:
@@ -88,6 +91,11 @@ def test_bad_action_is_answered_and_the_episode_goes_on(server: str) -> None:
         "Field required" in outputs[2],
     ] == [True] * 3
     assert played(server, 5, "I do nothing.").reward == 0.0
+
+
+def test_kill_in_an_episode_leaves_nothing_of_ours(server: str) -> None:
+    kill_in_an_episode(server, task(5), call("increment_counter", count=2))
+    assert played(server, 5, call("increment_counter", count=2), "Done.").reward == 1.0
 
 
 def test_dead_server_fails_the_rollout() -> None:
