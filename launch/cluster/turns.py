@@ -101,8 +101,8 @@ class Turn:
 
     def _waits(self, reason: str) -> None:
         self._report(f"waits for {reason}")
-        if self._actor is not None:
-            self._actor.note.remote(reason)
+        if self._actor is not None:  # who comes after this line is announced finds it noted
+            ray.wait([self._actor.note.remote(reason)], timeout=HOLDER_SECONDS)
         if time.monotonic() - self._announced > TURN_REMIND_SECONDS:
             self._announced = time.monotonic()
             self._announce(f"Waiting for {reason}.")
