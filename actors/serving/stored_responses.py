@@ -18,14 +18,25 @@ MAX_STORED_BYTES = 2**26
 """Bytes of the responses that are kept for an API key, with the conversations before them."""
 
 
-class StoredResponses(PerKeyLRU[bytes]):
-    """Responses of every key by their ids, each as JSON with the conversation that ends with it.
-
-    A conversation that goes on is kept whole with each of its answers, so that any of them may go.
-    """
+class StoredResponses:
+    """Responses of every key by their ids, each with the conversation that ends with it."""
 
     def __init__(self) -> None:
-        super().__init__(size=len, most_size=MAX_STORED_BYTES)
+        # A conversation that goes on is kept whole with each of its answers, so that any of them may go.
+        self._kept: PerKeyLRU[bytes] = PerKeyLRU(size=len, most_size=MAX_STORED_BYTES)
+
+    def keep(self, owner: str, response: Json, conversation: Sequence[Json]) -> None:
+        """Keep ``response`` by its id, and the items of the conversation up to its end."""
+        self._kept.keep(owner, response["id"], json.dumps([response, conversation]).encode())
+
+    def kept(self, owner: str, response_id: str) -> tuple[Json, list[Json]] | None:
+        """The response of this id with its conversation, if it is kept and belongs to ``owner``."""
+        found = self._kept.kept(owner, response_id)
+        return None if found is None else tuple(json.loads(found))
+
+    def forget(self, owner: str, response_id: str) -> bool:
+        """Forget a response; return whether it was kept. Those that have gone on from it stay."""
+        return self._kept.forget(owner, response_id)
 
 
 # One call at a time: Ray would start a thread for each more of them, as the methods are not asynchronous.
@@ -46,20 +57,15 @@ class SharedResponses:
         self._own = StoredResponses()
 
     async def keep(self, owner: str, response: Json, conversation: Sequence[Json]) -> None:
-        """Keep ``response`` by its id, and the items of the conversation up to its end.
-
-        Raises:
-            UnavailableError: the actor cannot be reached. The others raise it too.
-        """
-        await self._call("keep", owner, response["id"], json.dumps([response, conversation]).encode())
+        """``StoredResponses.keep``. Raises ``UnavailableError``, as the others do."""
+        await self._call("keep", owner, response, conversation)
 
     async def kept(self, owner: str, response_id: str) -> tuple[Json, list[Json]] | None:
-        """The response of this id with its conversation, if it is kept and belongs to ``owner``."""
-        found = await self._call("kept", owner, response_id)
-        return None if found is None else tuple(json.loads(found))
+        """``StoredResponses.kept``."""
+        return await self._call("kept", owner, response_id)
 
     async def forget(self, owner: str, response_id: str) -> bool:
-        """Forget a response; return whether it was kept. Those that have gone on from it stay."""
+        """``StoredResponses.forget``."""
         return bool(await self._call("forget", owner, response_id))
 
     async def _call(self, method: str, *arguments: object) -> Any:

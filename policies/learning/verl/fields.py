@@ -102,7 +102,8 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
             "out."
         )
-    if name == "override_config" and str(value.get("attn_implementation", "")).startswith("flash_attention"):
+    overrides = value if name == "override_config" and isinstance(value, Mapping) else {}
+    if str(overrides.get("attn_implementation", "")).startswith("flash_attention"):
         _check_flash_attention(setting, learner)
     if name in ("optimizer", "optimizer_impl"):
         _check_optimizer(learner.verl["optimizer"])

@@ -297,7 +297,7 @@ class Ours:
     """The learner as the training loop uses it, on one rank in this process."""
 
     def __init__(self, rank: Any, critic: Any, start: dict[str, torch.Tensor], rules: Rules) -> None:
-        from policies.learning.verl.weights import trainable
+        from policies.learning.verl.weights import local, trainable
 
         self.policy, self._critic = rank, critic
         self._algorithm = rank._algorithm
@@ -307,7 +307,7 @@ class Ours:
             critic.begin_phase(optimizer(rules), NUM_UPDATES)
         with torch.no_grad():  # the reference stays where it is
             for name, parameter in trainable(rank.engine.module).items():
-                parameter.to_local().copy_(start[name])
+                local(parameter).copy_(start[name])
 
     def update(self, groups: Sequence[TrajectoryGroup], steps: Sequence[Sequence[str]]) -> None:
         rollouts = {each.rollout_id: each for group in groups for each in group.trajectories}

@@ -76,12 +76,14 @@ def gradient_of_a_step(
     rank: Any, reference: list[PairScore], objective: PreferenceObjective
 ) -> tuple[dict[str, torch.Tensor], float]:
     """One step of the stage, by the learner's two calls: its gradient and its loss."""
+    from policies.learning.verl.weights import full_tensor
+
     rank.begin_phase(FROZEN, 10)
     found: dict[str, torch.Tensor] = {}
 
     def read(*_: Any) -> None:
         named = rank.engine.module.named_parameters()
-        found.update({name: each.grad.full_tensor().clone() for name, each in named})
+        found.update({name: full_tensor(each.grad).clone() for name, each in named})
 
     rank.engine.optimizer.register_step_pre_hook(read)
     rows = [rank.logprobs(batch_of(pairs()))]
