@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ def save_as_before(rank: Any, folder: Path) -> None:
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
+    @cache  # tied ones stay one
     def sharded(tensor: torch.Tensor) -> torch.Tensor:
         is_whole = tensor.dim() > 0 and not isinstance(tensor, DTensor)
         return distribute_tensor(tensor.detach(), mesh, [Shard(0)]) if is_whole else tensor
@@ -51,7 +53,7 @@ def save_as_before(rank: Any, folder: Path) -> None:
     rank.begin_save(str(folder))
     number = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
     torch.save(
-        tree_map_only(torch.Tensor, sharded, dict(rank.engine.module.state_dict())),
+        tree_map_only(torch.Tensor, sharded, dict(rank.engine.module.state_dict(keep_vars=True))),
         folder / f"model_{number}",
     )
     torch.save(
