@@ -89,7 +89,7 @@ PARTS = {
         (*ALL, "flash_attn"),
         ["tests/gpu/packed_rows.py"],
         ["tests/gpu/packed_rows.py", "--device", "cpu", "--model", "tiny"],
-        40,
+        30,
     ),
     **{
         f"publish_{name}": Part(
@@ -106,7 +106,7 @@ PARTS = {
         ("torch", "vllm", "ray"),
         ["tests/gpu/nccl_weights.py"],
         None,
-        40,
+        30,
         num_gpus=2,
     ),
     "training": Part(

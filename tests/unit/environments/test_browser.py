@@ -294,6 +294,21 @@ time.sleep(600)
 
 @pytest.mark.slow
 @in_chromium
+def test_screenshots_show_what_a_click_has_changed(tmp_path: Path) -> None:
+    script = "document.body.style.background = 'blue'"
+    env = BrowserEnvironment(page_of(tmp_path, f'<button onclick="{script}">x</button>'), screenshots=True)
+    try:
+        before = env.reset()[0]
+        after = env.step(calls(("click", {"number": number_of(before[0]["text"], "x")})))[0]["tool_outputs"]
+        shown = [{"role": "user", "content": parts} for parts in (before, after["0"])]
+        corners = [open_picture(each).getpixel((5, 200)) for each in pictures_of(shown)]
+        assert corners == [(255, 255, 255), (0, 0, 255)]
+    finally:
+        env.close()
+
+
+@pytest.mark.slow
+@in_chromium
 def test_environment_passes_its_check() -> None:
     row = workload(0).train_dataset[0]
     actions = [calls(("click", {"number": 1})), calls(("write", {"number": 9, "text": "a"})), "Done."]
