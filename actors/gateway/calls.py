@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 from environments.messages import same_types
@@ -112,9 +112,10 @@ class ProgramCalls:
         known = [(sent, each) for sent in (self._gone, self._answered, self._open) for each in reversed(sent)]
         same = (each for each in known if name and each[1].name == name)
         repeated = (each for each in known if each[1].is_repeated_by(call, num_choices, try_number))
-        for sent, each in islice(chain(same, repeated), 1):
-            sent.remove(each)
-            request.calls = each.calls
+        if (found := next(chain(same, repeated), None)) is not None:
+            sent, earlier = found
+            sent.remove(earlier)
+            request.calls = earlier.calls
         self._open.append(request)
         return request
 
@@ -135,7 +136,7 @@ class ProgramCalls:
             is_gone, known = number in played[-1].unseen, (*self._gone, *self._answered)
             request = next((request for request in known if each.name and request.name == each.name), None)
             if request is None:
-                request = SentRequest([], each.num_choices, -is_gone, each.name)
+                request = SentRequest([], each.num_choices, -1 if is_gone else 0, each.name)
                 (self._gone if is_gone else self._answered).append(request)
             request.calls.append(self.take(call, each.num_choices, each.name))
         return call
@@ -167,7 +168,8 @@ class ProgramCalls:
         if request in self._open:  # else it has come back already
             self._open.remove(request)
             request.try_number = -1
-            self._gone += [request] * bool(request.calls)
+            if request.calls:
+                self._gone.append(request)
 
     def remember(self, request: SentRequest) -> None:
         """Take note of a request whose answer is sent: its client may lose it on the way."""

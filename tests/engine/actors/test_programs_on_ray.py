@@ -27,7 +27,7 @@ from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
 from actors.serving.keys import KEYS_VARIABLE
 from actors.settings import FleetConfig
-from environments.types import TerminationReason
+from environments.types import TerminationReason, TrajectoryGroup
 from policies.learning.samples import training_samples
 from policies.sampler import ScriptedSampler
 
@@ -94,6 +94,14 @@ def kill_now_and_then(ended: threading.Event, pause: float = 0.7) -> None:
             os.kill(rng.choice(playing), signal.SIGKILL)
 
 
+def assert_each_is_played_once(group: TrajectoryGroup) -> None:
+    """Every rollout ended as it should, with the tokens of each of its calls once."""
+    for each in group.trajectories:
+        assert (each.termination_reason, each.reward) == (TerminationReason.ENV_DONE, 1.0), each.error
+        (sample,) = training_samples(each)
+        assert sample.num_sampled_tokens == NUM_CALLS * len(b"a reply.")
+
+
 def test_killed_programs_are_played_again_and_leave_nothing(ray_cluster: None) -> None:
     stream = TrajectoryStream(capacity=8)
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"] * NUM_CALLS))
@@ -114,10 +122,7 @@ def test_killed_programs_are_played_again_and_leave_nothing(ray_cluster: None) -
     ended.set()
     killer.join()
     assert [each.rollout_id for each in group.trajectories] == [each.rollout_id for each in requests]
-    for each in group.trajectories:
-        assert (each.termination_reason, each.reward) == (TerminationReason.ENV_DONE, 1.0), each.error
-        (sample,) = training_samples(each)
-        assert sample.num_sampled_tokens == NUM_CALLS * len(b"a reply.")
+    assert_each_is_played_once(group)
     ray.kill(fleet)
     stream.close()
     deadline = time.monotonic() + 30
@@ -153,10 +158,7 @@ def test_programs_elsewhere_notice_nothing_of_killed_actors(
     killer.join()
     status = ray.get(fleet.status.remote())
     assert status.num_retries > 0 and status.num_resumed_turns > 0, status
-    for each in group.trajectories:
-        assert (each.termination_reason, each.reward) == (TerminationReason.ENV_DONE, 1.0), each.error
-        (sample,) = training_samples(each)
-        assert sample.num_sampled_tokens == NUM_CALLS * len(b"a reply.")
+    assert_each_is_played_once(group)
     ray.kill(fleet)
     stream.close()
     server.close()
