@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from textwrap import indent
 
@@ -45,7 +46,7 @@ class Watchdog:
     _has_reported: bool = False
 
     def __post_init__(self) -> None:
-        in_background(self._watch, "watchdog")
+        in_background(self._watch, "watchdog").add_done_callback(self._end_if_failed)
 
     def _watch(self) -> None:
         """consumes time · waits for the next tick · produces a report for a stall, or the run's end"""
@@ -65,7 +66,9 @@ class Watchdog:
             return self._stopped.wait(HEARTBEAT_SECONDS)
         descriptor = os.pidfd_open(self.raylet.pid)
         try:
-            select.select([descriptor], [], [], HEARTBEAT_SECONDS)
+            ended = select.poll()  # select.select takes no descriptor above 1,023
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(HEARTBEAT_SECONDS * 1000)
         finally:
             os.close(descriptor)
         return self._stopped.is_set()
@@ -103,6 +106,11 @@ class Watchdog:
         self.announce(text)  # now: Ray may end this process before its last words
         self.end(TroupeError(text))
         return True
+
+    def _end_if_failed(self, watch: Future[None]) -> None:
+        """End the run that nobody watches any more."""
+        if isinstance(error := watch.exception(), Exception):
+            self.end(TroupeError(f"The watchdog of this run has failed: {type(error).__name__}: {error}"))
 
     def stop(self) -> None:
         """End the thread."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +100,30 @@ def test_dead_raylet_ends_the_run_by_its_name() -> None:
         assert within(60, lambda: run.ended)
         assert f"The raylet of this node (process {raylet.pid} on" in str(run.ended[0])
     assert run.announced == [str(run.ended[0])]
+
+
+def test_watchdog_that_fails_ends_the_run_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    monkeypatch.setattr(Watchdog, "_end_if_due", lambda dog: 1 / 0)
+    with watched(run):
+        assert within(60, lambda: run.ended)
+    assert "The watchdog of this run has failed: ZeroDivisionError" in str(run.ended[0])
+
+
+@pytest.mark.slow
+def test_dead_raylet_is_seen_by_a_process_of_many_open_files() -> None:
+    run = Run()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        raylet = files.enter_context(subprocess.Popen(["sleep", "60"]))
+        files.enter_context(watched(run, raylet=psutil.Process(raylet.pid)))
+        time.sleep(0.3)
+        raylet.kill()
+        assert within(10, lambda: run.ended)
 
 
 def test_run_that_ends_itself_leaves_whatever_it_was_doing() -> None:
