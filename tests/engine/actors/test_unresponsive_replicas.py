@@ -11,9 +11,12 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 import ray
 import torch
@@ -21,13 +24,23 @@ from machine import wait_until
 from ray import serve
 from served_policy import ServedPolicy, publish, start_policy
 
+from actors.gateway.function import pair_of
+from actors.gateway.session_server import SessionServer
+from actors.rollouts.journal import Journal
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
+from actors.serving.keys import KEYS_VARIABLE
 from actors.settings import ServerConfig
 from actors.timing import LEASE_SECONDS
 from actors.weights.store import WeightStore
+from environments.types import Completion, Trajectory
+from policies.learning.samples import training_samples
 from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
 from policies.settings import EngineConfig
 
 WEIGHTS = {"scale": torch.ones(1)}
+KEY = "a-key-of-the-programs"
+CALLS = [5, 900, 5]
+"""Tokens of a session's calls; its replica is killed in the second one."""
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +61,14 @@ def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list
     ]
 
 
-def ask_both(sampler: Any) -> list[Any]:
+def ask_both(sampler: Any, num_before: int = 0) -> list[Any]:
     """Long requests, once all are handed out and each of the replicas is at some of them."""
     asked = ask(sampler, 16, max_tokens=900)
 
     def handed_out() -> bool:
         there = replicas(sampler).values()
         at_all = sum(each.num_running + each.num_answered for each in there)
-        return at_all == 16 and all(each.num_running for each in there)
+        return at_all == 16 + num_before and all(each.num_running for each in there)
 
     wait_until(handed_out)
     return asked
@@ -68,6 +81,38 @@ def replicas(sampler: Any) -> dict[str, ReplicaStatus]:
 
 def pid_of(replica: str) -> int:
     return int(re.findall(r"pid (\d+)", replica)[0])
+
+
+def played(server: SessionServer, sampler: Any) -> Trajectory:
+    """A rollout whose program takes its task at the session server."""
+
+    def sample(request: SampleRequest) -> Completion:
+        completion: Completion = ray.get(sampler.sample.remote(request))
+        return completion
+
+    pair, request = (
+        pair_of(None, None, server.rollout, {}, {}),
+        RolloutRequest(rollout_id="a/0", group_id="a", task={}),
+    )
+    env = pair.make_env(request)
+    try:
+        return run_rollout(pair.make_agent(), env, sample, request, RolloutLimits(), Journal())
+    finally:
+        env.close()
+
+
+def converse(server: SessionServer) -> list[str]:
+    """What a program is answered, which sends each call once."""
+    messages: list[Any] = []
+    access = {"base_url": f"{server.url}/v1", "api_key": f"{KEY}:a"}
+    with openai.OpenAI(**access, max_retries=0, http_client=httpx.Client(trust_env=False)) as client:
+        for max_tokens in CALLS:
+            messages.append({"role": "user", "content": "And?"})
+            answer = client.chat.completions.create(model="m", messages=messages, max_tokens=max_tokens)
+            messages.append(answer.choices[0].message)
+        reward = {"headers": {"authorization": f"Bearer {KEY}"}, "json": {"reward": 1}}
+        httpx.post(f"{server.url}/sessions/a/reward", **reward, trust_env=False).raise_for_status()
+    return [each.content for each in messages[1::2]]
 
 
 def test_engine_of_ones_own_is_sampled_by_its_handle(scripted_policy: ServedPolicy) -> None:
@@ -108,17 +153,28 @@ def test_replica_that_was_stopped_is_current_before_it_serves(scripted_policy: S
 
 
 def test_replica_that_died_comes_back_with_the_newest_weights(
-    scripted_policy: ServedPolicy,
+    scripted_policy: ServedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A program whose call it was sampling notices nothing, and its session is trained once."""
+    monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
     version = scripted_policy.publish(WEIGHTS)
-    sampler = scripted_policy.sampler()
+    sampler, server = scripted_policy.sampler(), SessionServer(port=0)
     wait_until(lambda: len(replicas(sampler)) == 2)
-    before = set(replicas(sampler))
-    in_flight = ask_both(sampler)
-    os.kill(pid_of(next(iter(before))), signal.SIGKILL)
-    assert {each.policy_version for each in ray.get(in_flight)} == {version}
+    before = replicas(sampler)
+    with ThreadPoolExecutor(2) as threads:
+        rollout, program = threads.submit(played, server, sampler), threads.submit(converse, server)
+        wait_until(lambda: sum(each.num_answered for each in replicas(sampler).values()) == 1)
+        wait_until(lambda: any(each.num_running for each in replicas(sampler).values()))
+        killed = next(name for name, each in replicas(sampler).items() if each.num_running)
+        in_flight = ask_both(sampler, num_before=2)
+        os.kill(pid_of(killed), signal.SIGKILL)
+        assert {each.policy_version for each in ray.get(in_flight)} == {version}
+        assert program.result(60) == ["1" * num_tokens for num_tokens in CALLS]
+        (sample,) = training_samples(rollout.result(60))
+    server.close()
+    assert sample.num_sampled_tokens == sum(CALLS) and sample.policy_version == version
     wait_until(lambda: len(replicas(sampler)) == 3)
-    (anew,) = replicas(sampler).keys() - before
+    (anew,) = replicas(sampler).keys() - before.keys()
     while not replicas(sampler)[anew].num_answered:
         assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
 
