@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from actors.rollouts.journal import Opening, Outcome
 from environments import contract
 from environments.base import BaseEnv, judged_success
 from environments.errors import AgentError, ContractError, EnvironmentFailure, TroupeError
 from environments.rewards.base import LATER
 from environments.types import TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
+
+Opening = tuple[Any, dict[str, Any]]
+Outcome = tuple[Any, float, bool, dict[str, Any]]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 
+from actors.rollouts.env_calls import Opening, Outcome, in_env, take_action
 from environments.base import BaseEnv
 from environments.contract import comparable
 from environments.errors import ContractError
@@ -23,9 +24,9 @@ from environments.types import Completion
 
 logger = logging.getLogger(__name__)
 
-Opening = tuple[Any, dict[str, Any]]
-Outcome = tuple[Any, float, bool, dict[str, Any]]
-
+Record = Callable[[int, bytes], None]
+NO_OPENING: Opening = (None, {})
+NO_OUTCOME: Outcome = (None, 0.0, False, {})
 MAX_STORE_BYTES = 256 << 20
 """Most bytes of all journals of a fleet. An episode whose entry does not fit has none, and starts again."""
 
@@ -43,31 +44,28 @@ class FinishedTurn:
     num_repeated: int
     num_pictures: int
     action: Any
-    outcome: Outcome | None
+    outcome: Outcome
     snapshot: Any = None
     """Value of ``BaseEnv.snapshot`` after the turn, for environments that are restored; before its outcome,
-    which is ``None``, for those that resume by their answers."""
+    which is none, for those that resume by their answers."""
 
 
 class Journal:
     """Records the turns of one episode, and gives back those that an earlier actor has finished.
 
+    Those are taken again, for environments that give the same answers: the way ``"replay"``.
+
     Args:
-        resumes_by: ``BaseEnv.resumes_by`` of the environment's class; ``None`` records nothing.
-        record: called with the index and the bytes of a finished turn; it waits for answers only.
+        record: called with the index and the bytes of a finished turn. ``None`` records nothing.
         entries: the bytes of the turns that are finished, in their order.
         name: of the episode, the same for all attempts that go on with it.
     """
 
-    def __init__(
-        self,
-        resumes_by: str | None = None,
-        record: Callable[[int, bytes], None] | None = None,
-        entries: Sequence[bytes] = (),
-        name: str = "",
-    ) -> None:
-        self._resumes_by, self._name = resumes_by, name
-        self._record = record if resumes_by else None
+    waits = False
+    """True if ``record`` has to have returned before anything goes on."""
+
+    def __init__(self, record: Record | None = None, entries: Sequence[bytes] = (), name: str = "") -> None:
+        self._record, self._name = record, name
         self._finished: list[FinishedTurn] = []
         self._last: Completion | None = None
         """Completion of the last turn that was recorded."""
@@ -79,71 +77,53 @@ class Journal:
                 turn = replace(turn, completion=turn.completion.behind(beginning, pictures))
             self._finished.append(turn)
             self._last = turn.completion
-        self._opening: Opening = (None, {})
+        self._opening = self._finished[0].opening if self._finished else NO_OPENING
 
     def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
         """The first observation and info; ``env`` begins, or stands after the last finished turn.
 
         ``name`` is the method of ``env`` that ``begin`` calls.
         """
-        if self._resumes_by == "answers":
-            env.restore((self._name, [turn.snapshot for turn in self._finished]))
-            self._opening = begin(env)
-        elif self._finished and self._resumes_by == "snapshot":
-            env.restore(self._finished[-1].snapshot)
-            self._opening = self._finished[0].opening
-        else:
-            self._opening = begin(env)
-            if self._finished:
-                _check_same(env, name, self._finished[0].opening[0], self._opening[0])
+        before, self._opening = self._opening, begin(env)
+        if self._finished:
+            _check_same(env, name, before[0], self._opening[0])
         return self._opening
 
     def completion(self, turn: int) -> Completion | None:
         """The completion of ``turn``, if that is finished."""
         return self._finished[turn].completion if turn < len(self._finished) else None
 
-    def step(
-        self,
-        turn: int,
-        env: BaseEnv,
-        completion: Completion,
-        action: Any,
-        take_action: Callable[[BaseEnv, Any], Outcome],
-    ) -> Outcome:
-        """The environment's answer to ``action``, which the agent has made of ``completion``.
+    def step(self, turn: int, env: BaseEnv, completion: Completion, action: Any) -> Outcome:
+        """The environment's answer to ``action``, which the agent has made of ``completion``; it is recorded.
 
         Raises:
             ContractError: the agent or the environment does not repeat a finished turn.
         """
-        if self._resumes_by == "answers":
-            self._write(turn, env, completion, None, None)  # whoever gets the answer lives on
-        if turn >= len(self._finished) or self._resumes_by == "answers":
-            return take_action(env, action)
-        finished = self._finished[turn]
-        _check_same(env, f"the action of turn {turn + 1}", finished.action, action)
-        assert finished.outcome is not None
-        if self._resumes_by == "snapshot":
-            return finished.outcome
+        if turn < len(self._finished):
+            _check_same(env, f"the action of turn {turn + 1}", self._finished[turn].action, action)
+            return self._repeat(turn, env, action)
         outcome = take_action(env, action)
-        _check_same(env, f"step() of turn {turn + 1}", finished.outcome[:3], outcome[:3])
+        self._write(turn, env, completion, action, outcome)
         return outcome
 
-    def record(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
-        """Record ``turn``, unless it was recorded before it was resumed."""
-        if self._resumes_by != "answers":
-            self._write(turn, env, completion, action, outcome)
+    def _repeat(self, turn: int, env: BaseEnv, action: Any) -> Outcome:
+        before, outcome = self._finished[turn].outcome, take_action(env, action)
+        _check_same(env, f"step() of turn {turn + 1}", before[:3], outcome[:3])
+        return outcome
 
-    def _write(
-        self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome | None
-    ) -> None:
-        if self._record is None or turn < len(self._finished):
+    def _snapshot(self, env: BaseEnv) -> Any:
+        """The state from which ``open`` goes on, if it needs one."""
+
+    def _write(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
+        if self._record is None or env.resumes_by is None:
             return
-        snapshot = None if self._resumes_by == "replay" else env.snapshot()
         num_repeated = 0 if self._last is None else completion.num_repeated(self._last)
         shown = () if self._last is None else self._last.pictures
         num_pictures = len(shown) if completion.pictures[: len(shown)] == shown else 0
+        with in_env(env, "snapshot"):
+            snapshot = self._snapshot(env)
         finished = FinishedTurn(
-            opening=(None, {}) if turn or self._resumes_by == "answers" else self._opening,
+            opening=NO_OPENING if turn else self._opening,
             completion=completion.without_beginning(num_repeated, num_pictures),
             num_repeated=num_repeated,
             num_pictures=num_pictures,
@@ -159,6 +139,41 @@ class Journal:
             self._record = None
         else:
             self._record(turn, entry)
+
+
+class SnapshotJournal(Journal):
+    """Restores the environment as it was after the last turn, the way ``"snapshot"``: none is taken again."""
+
+    def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
+        if not self._finished:
+            return super().open(env, begin, name)
+        env.restore(self._finished[-1].snapshot)
+        return self._opening
+
+    def _repeat(self, turn: int, env: BaseEnv, action: Any) -> Outcome:
+        return self._finished[turn].outcome
+
+    def _snapshot(self, env: BaseEnv) -> Any:
+        return env.snapshot()
+
+
+class AnswersJournal(SnapshotJournal):
+    """Records a turn before its answer is given to somebody who lives on, the way ``"answers"``."""
+
+    waits = True
+
+    def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
+        env.restore((self._name, [turn.snapshot for turn in self._finished]))
+        return begin(env)
+
+    def step(self, turn: int, env: BaseEnv, completion: Completion, action: Any) -> Outcome:
+        if turn >= len(self._finished):
+            self._write(turn, env, completion, None, NO_OUTCOME)
+        return take_action(env, action)
+
+
+JOURNALS = {None: Journal, "replay": Journal, "snapshot": SnapshotJournal, "answers": AnswersJournal}
+"""Classes of journals by ``BaseEnv.resumes_by``."""
 
 
 class JournalStore:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from actors.rollouts.env_calls import boundary, in_agent, in_env
-from actors.rollouts.journal import Journal
+from actors.rollouts.journal import JOURNALS, Journal
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest, failed, run_rollout
 from actors.rollouts.time_limit import TimeLimit
 from actors.timing import ENV_CLOSE_SECONDS
@@ -193,7 +193,7 @@ class Player:
             LostError: the agent or the environment does not repeat it.
         """
         for request, turns in history:
-            journal = Journal(self._pair.env_class.resumes_by, entries=turns)
+            journal = JOURNALS[self._pair.env_class.resumes_by](entries=turns)
             try:
                 request = replayed(agent, env, request, self._limits)
                 run_rollout(agent, env, _sample_nothing, request, self._limits, journal)
@@ -226,11 +226,10 @@ class Player:
         def record(index: int, entry: bytes) -> None:
             if request.keep_seconds is not None or request.forked_at is not None:
                 turns.append(entry)
-            waits = resumes_by == "answers"  # before anybody has the answer
-            self._link.record_turn(request.rollout_id, attempt.number, index, entry, waits)
+            self._link.record_turn(request.rollout_id, attempt.number, index, entry, journal_class.waits)
 
-        resumes_by = self._pair.env_class.resumes_by
-        return Journal(resumes_by, record, tuple(turns), attempt.name)
+        journal_class = JOURNALS[self._pair.env_class.resumes_by]
+        return journal_class(record, tuple(turns), attempt.name)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

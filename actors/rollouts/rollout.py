@@ -13,15 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from actors.rollouts.env_calls import (
-    boundary,
-    follow_up,
-    in_agent,
-    in_env,
-    judge_episode,
-    reset,
-    take_action,
-)
+from actors.rollouts.env_calls import boundary, follow_up, in_agent, in_env, judge_episode, reset
 from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
@@ -219,9 +211,7 @@ def run_rollout(
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
         begun_in = {STATE_KEY: info[STATE_KEY]} if STATE_KEY in info else {}
         with in_env(env, "step"):
-            outcome = journal.step(turn, env, completion, action, take_action)
-        with in_env(env, "snapshot"):
-            journal.record(turn, env, completion, action, outcome)
+            outcome = journal.step(turn, env, completion, action)
         observation, step.reward, step.done, info = outcome
         info = budget.report(info)
         with in_agent(agent, "update_from_env"):

@@ -18,6 +18,8 @@ NUM_TURNS = 300
 class OneAnswerEnv(MultiTurnEnvironment):
     """Answers always the same."""
 
+    resumes_by = "replay"
+
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         return 0.0, {}
 
@@ -41,11 +43,9 @@ def milliseconds(num_prompt_tokens: int) -> float:
     keeper = Keeper.remote()
     ray.get(keeper.ready.remote())
     send = keeper.record_turn.options(num_returns=0).remote
-    journal, env = (
-        Journal("replay", lambda index, entry: send("0/0", 1, index, entry) and None),
-        OneAnswerEnv({"question": "?"}),
-    )
-    opening = journal.open(env, lambda env: env.reset())
+    env = OneAnswerEnv({"question": "?"})
+    journal = Journal(lambda index, entry: send("0/0", 1, index, entry) and None)
+    journal.open(env, lambda env: env.reset())
     completion = Completion(
         prompt_ids=tuple(range(num_prompt_tokens)),
         completion_ids=tuple(range(200)),
@@ -56,7 +56,7 @@ def milliseconds(num_prompt_tokens: int) -> float:
     )
     start = time.perf_counter()
     for turn in range(NUM_TURNS):
-        journal.record(turn, env, completion, "an action", (opening[0], 0.0, False, {}))
+        journal.step(turn, env, completion, "an action")
     seconds = time.perf_counter() - start
     ray.kill(keeper)
     return 1000 * seconds / NUM_TURNS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from resumed_episodes import NUM_TURNS, ReplayedEnv, RestartedEnv, RestoredEnv, SeedSampler
 
-from actors.rollouts.journal import Journal, JournalStore
+from actors.rollouts.journal import JOURNALS, Journal, JournalStore
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments import check_environment
 from environments.base import BaseEnv
@@ -37,7 +37,7 @@ def play(
 ) -> Trajectory:
     request = RolloutRequest(rollout_id="0/0", group_id="0", task={}, seed=100)
     limits = RolloutLimits(max_steps=NUM_TURNS)
-    journal = Journal(type(env).resumes_by, record, entries)
+    journal = JOURNALS[type(env).resumes_by](record, entries)
     return run_rollout(
         GameAgent(), env, lambda asked: asyncio.run(sampler.sample(asked)), request, limits, journal
     )
@@ -63,16 +63,16 @@ def test_resumed_episode_ends_as_it_would_have(env_class: type[ReplayedEnv]) -> 
 
 def test_entry_holds_only_the_tokens_new_in_its_turn() -> None:
     entries: list[bytes] = []
-    env, journal = ReplayedEnv(), Journal("replay", lambda _, entry: entries.append(entry))
+    env, journal = ReplayedEnv(), Journal(lambda _, entry: entries.append(entry))
     journal.open(env, lambda env: env.reset())
     prompt, completions = (5,) * 5_000, []
     for turn in range(3):
         completion = Completion(prompt_ids=prompt, completion_ids=(turn, 7), text="a", finish_reason="stop")
-        journal.record(turn, env, completion, "a", ("", 0.0, False, {}))
+        journal.step(turn, env, completion, "a")
         completions.append(completion)
         prompt = (*prompt, turn, 8)  # the answer was rewritten
     assert len(entries[0]) > 20_000 and max(map(len, entries[1:])) < 2_000
-    resumed = Journal("replay", entries=entries)
+    resumed = Journal(entries=entries)
     assert [resumed.completion(turn) for turn in range(4)] == [*completions, None]
 
 
@@ -80,11 +80,12 @@ def test_entry_holds_only_the_pictures_new_in_its_turn() -> None:
     entries: dict[int, bytes] = {}
     shown = [("a" * 100,), ("a" * 100, "b" * 100), ("c" * 100,)]
     turns = [Completion(prompt_ids=(1,), text="", finish_reason="stop", pictures=each) for each in shown]
-    journal = Journal("replay", entries.__setitem__)
+    env, journal = ReplayedEnv(), Journal(entries.__setitem__)
+    journal.open(env, lambda env: env.reset())
     for index, completion in enumerate(turns):
-        journal.record(index, ReplayedEnv(), completion, "", ("", 0.0, False, {}))
+        journal.step(index, env, completion, "")
     assert [entry.count(b"a" * 100) for entry in entries.values()] == [1, 0, 0]
-    resumed = Journal("replay", None, [*entries.values()])
+    resumed = Journal(None, [*entries.values()])
     assert [resumed.completion(index) for index in range(3)] == turns
 
 

@@ -139,7 +139,7 @@ def test_rollouts_turns_and_steps_arrive(place: Place) -> None:
         assert (result.trajectory.termination_reason, result.usable) == (TerminationReason.ENV_DONE, True)
     assert result.trajectory.completions[1].completion_ids == (4,)
     assert [each[2] for each in place.link.turns] == [0, 1, 0, 1]
-    assert len(Journal("replay", entries=[each[3] for each in place.link.turns[:2]])._finished) == 2
+    assert len(Journal(entries=[each[3] for each in place.link.turns[:2]])._finished) == 2
     assert [step.index for step in place.link.steps] == [0, 1, 0, 1]
 
 

@@ -26,7 +26,7 @@ from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramRe
 from actors.gateway.function import FunctionAgent, RemoteEnv, RolloutFunction, pair_of
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
-from actors.rollouts.journal import Journal
+from actors.rollouts.journal import AnswersJournal, Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
 from actors.rollouts.time_limit import TimeLimit
 from actors.serving.keys import KEYS_VARIABLE
@@ -226,7 +226,7 @@ def test_journal_of_a_program_holds_what_its_calls_share_once() -> None:
         return 1.0
 
     entries: list[bytes] = []
-    journal = Journal("answers", lambda index, entry: entries.append(entry))
+    journal = AnswersJournal(lambda index, entry: entries.append(entry))
     env, model = RemoteEnv(solve, TASK), ScriptedSampler(echo)
     request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
     try:

@@ -73,7 +73,7 @@ def sample(request: SampleRequest) -> Completion:
 def play(plan: Plan, member: int = 0, agent: SeatsAgent | None = None, **journal: Any) -> Trajectory:
     task = {"plan": plan}
     request = RolloutRequest(rollout_id=f"0/{member}", group_id="0", task=task, seed=0)
-    journal_ = Journal(PlannedGame.resumes_by, **journal)
+    journal_ = Journal(**journal)
     return run_rollout(
         agent or SeatsAgent(), PlannedGame(task), sample, request, RolloutLimits(max_steps=9), journal_
     )
@@ -218,7 +218,7 @@ def test_seats_without_policies_keep_that_of_the_request() -> None:
     task = {"plan": WON_BY_A}
     params = SamplingParams(policy="@31")  # a version on trial, for a served agent
     request = RolloutRequest(rollout_id="0/0", group_id="0", task=task, params=params)
-    limits, journal = RolloutLimits(max_steps=9), Journal(PlannedGame.resumes_by)
+    limits, journal = RolloutLimits(max_steps=9), Journal()
     played = run_rollout(SeatsAgent(), PlannedGame(task), sample, request, limits, journal)
     assert {each.policy for each in played.completions} == {"@31"}
 
