@@ -7,11 +7,12 @@ The same conversations of OpenAI's client, with a tool and their whole history i
     edge             a server of the same libraries has its answer: HTTP alone
     sampler          the same server calls the sampling actor, with the messages of the agent of a rollout
     gateway          a rollout function's calls, which ``run_rollout`` samples
+    recorded         those of a program elsewhere: each waits until the fleet's journal has its answer
     policy server    the policy server, by Serve's proxy
 
 The engine is scripted. `caller` is the process with the first three of these, as a rollout actor's is. `ours`
-is its CPU time beyond that of `edge`, and the sampling actor's: all that a call runs behind HTTP, with Ray's
-part of it.
+is its CPU time beyond that of `edge`, the sampling actor's and the fleet's: all that a call runs behind HTTP,
+with Ray's part of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,9 +41,9 @@ from starlette.routing import Route
 sys.path.insert(0, str(ROOT / "tests"))  # for scripted_engine
 
 from actors.gateway.client import PolicyClient
-from actors.gateway.function import pair_of
+from actors.gateway.function import RemoteEnv, pair_of
 from actors.gateway.server import application, listen
-from actors.rollouts.journal import Journal
+from actors.rollouts.journal import AnswersJournal, Journal, JournalStore
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
@@ -61,6 +63,7 @@ PAUSE_SECONDS = 0.25
 PROCESSES = {
     "caller": "ray::Caller",
     "sampling actor": "ray::SamplerActor",
+    "fleet": "ray::Fleet",
     "replica": "ray::ServeReplica",
     "Serve's proxy": "ray::ProxyActor",
     "client": "ray::Program",
@@ -103,11 +106,33 @@ class Program:
 
 
 @ray.remote(num_cpus=0)
+class Fleet:
+    """Stores the journals as the fleet does."""
+
+    def __init__(self) -> None:
+        self._journals = JournalStore()
+
+    async def open(self, rollout_id: str) -> None:
+        """Open the journal of a rollout."""
+        self._journals.open(rollout_id, 1)
+
+    async def drop(self, rollout_id: str) -> None:
+        """Forget it."""
+        self._journals.drop(rollout_id)
+
+    async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Store a turn."""
+        self._journals.record(rollout_id, attempt, index, entry)
+
+
+@ray.remote(num_cpus=0)
 class Caller:
     """A process as a rollout actor's, which plays sessions."""
 
-    def __init__(self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle) -> None:
-        self._sampler, self._program = sampler, program
+    def __init__(
+        self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle, fleet: ray.actor.ActorHandle
+    ) -> None:
+        self._sampler, self._program, self._fleet = sampler, program, fleet
         self._edge, self._direct = served(self._answer_at_once), served(self._answer_directly)
         self._turns: dict[str, Turn] = {}
         """The last turn of each conversation that calls the sampler."""
@@ -118,6 +143,7 @@ class Caller:
             "edge": self._converse(self._edge),
             "sampler": self._converse(self._direct),
             "gateway": self._play,
+            "recorded": self._play_recorded,
         }
         with ThreadPoolExecutor(IN_FLIGHT) as threads:
             list(threads.map(partial(ways[way], num_calls), range(num_sessions)))
@@ -143,13 +169,26 @@ class Caller:
         self._turns[session] = Turn(messages=messages, completion=completion, tools=TOOLS)
         return JSONResponse(COMPLETION)
 
-    def _play(self, num_calls: int, number: int) -> None:
+    def _play_recorded(self, num_calls: int, number: int) -> None:
+        rollout_id = os.urandom(8).hex()
+        self._fleet.open.remote(rollout_id)
+
+        def record(index: int, entry: bytes) -> None:
+            ray.get(self._fleet.record_turn.remote(rollout_id, 1, index, entry))
+
+        self._play(num_calls, number, AnswersJournal(record))
+        self._fleet.drop.remote(rollout_id)
+
+    def _play(self, num_calls: int, number: int, journal: Journal | None = None) -> None:
         pair = pair_of(None, None, self._solve, {}, {})
+        if journal is not None:
+            pair = replace(pair, env_class=RemoteEnv)
         task = {"num_calls": num_calls}
         request = RolloutRequest(rollout_id=os.urandom(8).hex(), group_id="a", task=task)
         limits = RolloutLimits(max_steps=num_calls + 1, max_response_tokens=10**6)
         env = pair.make_env(request)
-        trajectory = run_rollout(pair.make_agent(), env, self._sample, request, limits, Journal())
+        journal = journal or Journal()
+        trajectory = run_rollout(pair.make_agent(), env, self._sample, request, limits, journal)
         env.close()
         assert len(trajectory.steps) == num_calls and trajectory.steps[-1].done, trajectory
 
@@ -188,7 +227,7 @@ def main() -> None:
         app.start()
         sampler = SamplerActor.remote(partial(ServeSampler, "sampled", folder))
         program = Program.options(max_concurrency=IN_FLIGHT).remote()
-        caller = Caller.remote(sampler, program)
+        caller = Caller.remote(sampler, program, Fleet.remote())
         url = f"http://127.0.0.1:{port}/v1"
 
         def policy_server(num_sessions: int, num_calls: int) -> None:
@@ -197,7 +236,7 @@ def main() -> None:
         def play(way: str, num_sessions: int, num_calls: int) -> None:
             ray.get(caller.play.remote(way, num_sessions, num_calls))
 
-        ways = {way: partial(play, way) for way in ("edge", "sampler", "gateway")}
+        ways = {way: partial(play, way) for way in ("edge", "sampler", "gateway", "recorded")}
         ways["policy server"] = policy_server
         for calls in map(int, given.calls.split(",")):
             costs = {way: measured(run, given.sessions, calls, given.rounds) for way, run in ways.items()}
@@ -237,8 +276,9 @@ def show(calls: int, costs: dict[str, dict[str, float]]) -> None:
     report = Report(title, ("way", *PROCESSES, "ours", "of the sampler's"))
     edge = costs["edge"]
     ours = {
-        way: costs[way]["caller"] - edge["caller"] + costs[way]["sampling actor"]
-        for way in ("sampler", "gateway")
+        way: each["caller"] - edge["caller"] + each["sampling actor"] + each["fleet"]
+        for way, each in costs.items()
+        if way in ("sampler", "gateway", "recorded")
     }
     for way, each in costs.items():
         own = [f"{ours[way]:.2f}", f"{ours[way] / ours['sampler']:.2f}"] if way in ours else ["", ""]
