@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from machine import wait_until
+from machine import free_port, wait_until
 from ray.util import get_node_ip_address
 from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
@@ -641,6 +642,71 @@ def test_reward_that_comes_later_is_kept_once(
             assert answer.status_code == status
     kept = LateRewards(tmp_path / "late_rewards").read()
     assert kept == {session["id"]: {"reward": 0.5, "is_correct": True}}
+
+
+DRIVER = """
+import itertools, sys, time
+from actors.gateway.session_server import SessionServer
+from test_rollout_function import play
+
+calls = itertools.count()
+
+def answer(messages):
+    if next(calls):
+        print("is called", flush=True)
+        time.sleep(600)
+    return "an answer of the driver that was killed"
+
+play(SessionServer(port=int(sys.argv[1])).rollout, answer)
+"""
+
+
+@pytest.mark.slow
+def test_program_goes_on_when_a_killed_driver_is_resumed(server: SessionServer) -> None:
+    """Its open call ends at once, and its client's retries reach the next server: as a session of a new task,
+    in which the answers before are context alone.
+    """
+    port, messages = free_port(), [*QUESTION]
+    url = f"{server.url.rpartition(':')[0]}:{port}"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", DRIVER, str(port)]
+    with (
+        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as driver,
+        ExitStack() as end,
+        ThreadPoolExecutor(3) as threads,
+        httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}:a"}, trust_env=False) as http,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:a", max_retries=9) as client,
+    ):
+        end.callback(driver.kill)
+        create = client.chat.completions.create
+        wait_until(lambda: connects(url), 60)
+        lost = http.post("/sessions", timeout=30).json()["id"]
+        messages.append(create(model="m", messages=messages).choices[0].message)
+        messages.append({"role": "user", "content": "b"})
+        retried = threads.submit(create, model="m", messages=messages)
+        once = threads.submit(client.with_options(max_retries=0).responses.create, model="m", input="c")
+        assert driver.stdout is not None and driver.stdout.readline() == "is called\n"
+        driver.kill()
+        assert isinstance(once.exception(3), openai.APIConnectionError)
+        assert not retried.done()
+        resumed = SessionServer(port=port, silent_seconds=20)
+        rollout = threads.submit(play, resumed.rollout)
+        assert retried.result(60).choices[0].message.content == "You said b"
+        assert http.post(f"/sessions/{lost}/reward", json={"reward": 0}).status_code == 404
+        assert http.post("/sessions/a/reward", json={"reward": 1}).status_code == 200
+        trajectory = rollout.result(30)
+        resumed.close()
+    assert trajectory.reward == trajectory.metrics["foreign_answers"] == 1
+    (sample,) = training_samples(trajectory)
+    assert sample.num_sampled_tokens == len(b"You said b.")
+
+
+def connects(url: str) -> bool:
+    """Whether a server listens there."""
+    try:
+        return bool(httpx.get(url, trust_env=False))
+    except httpx.TransportError:
+        return False
 
 
 def test_late_reward_of_no_session_is_refused(http: httpx.Client, tmp_path: Path) -> None:
