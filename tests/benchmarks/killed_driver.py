@@ -1,0 +1,183 @@
+"""What programs elsewhere notice when the driver of their training gets a SIGKILL, and is resumed at once.
+
+    python tests/benchmarks/killed_driver.py
+
+Programs with OpenAI's client hold conversations of several calls, one after the other: by a name of the
+session server without retries, by a name with the client's own two, and at the node that plays their rollout.
+One whose connection ends begins a conversation anew, by the same name. In the end each rollout has to have
+been trained on once, with all of its calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import httpx
+import models
+import openai
+import repository  # noqa: F401
+from killed_sessions import is_made, wait_until
+from programs import Program, free_port
+from ray.util import get_node_ip_address
+from report import Report
+
+from actors.gateway.session_server import SessionServer
+from actors.serving.keys import KEYS_VARIABLE
+from environments import Dataset
+from launch.run_folder.consumed_log import read_consumed_log
+from launch.run_folder.trajectory_log import TRAIN, read_kept
+from launch.workload import Workload
+from policies.learning.samples import training_samples
+
+NUM_CALLS, NUM_UPDATES, NUM_GROUPS, GROUP_SIZE = 3, 2, 8, 4
+RETRIES = {"name": 0, "name, two retries": 2, "node": 0}
+"""Retries of the client, by the way of the program's calls."""
+PROGRAMS_OF_A_WAY = 4
+PORT = "TROUPE_BENCHMARK_PORT"
+KEY = "a-key-of-the-programs"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+def workload(seed: int) -> Workload:
+    tasks = Dataset([{"number": number} for number in range(100)], name="killed", split="train")
+    server = SessionServer(int(os.environ[PORT]), silent_seconds=60)
+    return Workload(rollout=server.rollout, train_dataset=tasks, val_dataset=None)
+
+
+@dataclass
+class Programs:
+    """Threads that are programs, until ``ended``."""
+
+    url: str
+    ended: threading.Event = field(default_factory=threading.Event)
+    open: dict[str, str] = field(default_factory=dict)
+    """Ways of the calls under way, by the names of their programs."""
+    broken: list[tuple[str, float]] = field(default_factory=list)
+    """Ways of the calls whose connection has ended, and when their clients have raised that."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Errors that have a status."""
+
+    def live(self, way: str, number: int) -> None:
+        """Hold one conversation after the other."""
+        num_held = 0
+        while not self.ended.is_set():
+            name = f"{way.replace(', ', '-').replace(' ', '-')}-{number}-{num_held}"
+            try:
+                num_held += self._converse(way, name)
+            except httpx.HTTPError:
+                time.sleep(0.5)  # no session server is there
+            except openai.APIConnectionError:
+                self.broken.append((way, time.monotonic()))
+            except openai.APIStatusError as error:
+                self.refused[f"{way}: {error.status_code} {error.code}"] += 1
+                time.sleep(0.5)
+            finally:
+                self.open.pop(name, None)
+
+    def _converse(self, way: str, name: str) -> int:
+        """Take a task and play it; return how many were played, or have ended."""
+        key = KEY if way == "node" else f"{KEY}:{name}"
+        headers = {"authorization": f"Bearer {key}"}
+        taken = httpx.post(f"{self.url}/sessions", headers=headers, timeout=60, trust_env=False)
+        if taken.status_code != 200:
+            return taken.status_code == 404
+        session = taken.json()
+        there = session["environment"]
+        url, key = (
+            (there["OPENAI_BASE_URL"], there["OPENAI_API_KEY"]) if way == "node" else (f"{self.url}/v1", key)
+        )
+        messages: list[Any] = []
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=RETRIES[way]) as client:
+            for _ in range(NUM_CALLS):
+                messages.append({"role": "user", "content": "What is 12+34?"})
+                self.open[name] = way
+                answer = client.chat.completions.create(model="m", messages=messages, max_tokens=200)
+                del self.open[name]
+                messages.append(answer.choices[0].message)
+        result = {"reward": len(str(messages[-1].content)) % 7}
+        posted = f"{self.url}/sessions/{session['id']}/reward"
+        httpx.post(posted, headers=HEADERS, json=result, timeout=60, trust_env=False)
+        return 1
+
+
+def main() -> None:
+    port = free_port()
+    os.environ |= {PORT: str(port), KEYS_VARIABLE: f"programs:{KEY}", "NO_PROXY": "*"}
+    programs = Programs(f"http://{get_node_ip_address()}:{port}")
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(99) as threads:
+        folder = Path(temporary, "run")
+        overrides = [
+            "workload=killed_driver",
+            f"model.path={models.tiny(Path(temporary))}",
+            f"run.directory={folder}",
+            f"run.num_steps={NUM_UPDATES}",
+            "run.resume=true",
+            "run.checkpoints.every=1",
+            "algorithm.zero_signal_groups=keep",
+            f"rollout.groups_per_step={NUM_GROUPS}",
+            f"rollout.group_size={GROUP_SIZE}",
+            f"rollout.max_steps={NUM_CALLS + 1}",
+            f"fleet.num_actors={len(RETRIES) * PROGRAMS_OF_A_WAY}",
+            "fleet.pairs_per_actor=6",
+        ]
+        try:
+            program = Program(overrides)
+            for way in RETRIES:
+                for number in range(PROGRAMS_OF_A_WAY):
+                    threads.submit(programs.live, way, number)
+            wait_until(lambda: is_made(folder, 1), program)
+            wait_until(lambda: {*programs.open.values()} == {*RETRIES}, program)
+            os.kill(program.process.pid, SIGKILL)
+            moment, were_open = time.monotonic(), Counter([*programs.open.values()])
+            programs.broken.clear()
+            program.process.wait()
+            program.end()
+            program = Program(overrides)
+            program.wait(400)
+            seconds = time.monotonic() - moment
+        finally:
+            programs.ended.set()
+            program.end()
+        report = Report(
+            "The driver is killed: calls that were open", ("way", "open", "seconds until all have ended")
+        )
+        for way in RETRIES:
+            ends = sorted(at - moment for each, at in programs.broken if each == way)[: were_open[way]]
+            report.add(way, str(were_open[way]), f"{max(ends, default=0):.2f}")
+        report.print()
+        print(f"The resumed run has ended after {seconds:.0f} s. Errors with a status: {programs.refused}")
+        faults = faults_of(folder)
+    print("\n".join(faults) or "No session is lost, and none is trained on twice.")
+    sys.exit(bool(faults))
+
+
+def faults_of(folder: Path) -> list[str]:
+    """What is wrong with the rollouts that were trained on, as sentences."""
+    trained = Counter(name for record in read_consumed_log(folder) for name in record["trained"])
+    expected = {
+        f"{group:08d}/{member:04d}"
+        for group in range(NUM_UPDATES * NUM_GROUPS)
+        for member in range(GROUP_SIZE)
+    }
+    faults = [f"{trained[name]} times: {name}" for name in sorted(expected) if trained[name] != 1]
+    for step in range(1, NUM_UPDATES + 1):
+        for trajectory in (kept.trajectory for kept in read_kept(folder, TRAIN, step)):
+            found = len(trajectory.steps), len(training_samples(trajectory))
+            if found != (NUM_CALLS, 1):
+                faults.append(f"{trajectory.rollout_id}: {found[0]} calls in {found[1]} sequences")
+    print(f"sessions: {len(expected)} of {NUM_UPDATES} updates, {len(faults)} faults")
+    return faults
+
+
+if __name__ == "__main__":
+    main()
