@@ -2,8 +2,8 @@
 
     python tests/suite.py plain engine -k parsers    parts, and what pytest is told besides
 
-A test of the engine part that fails is played once more, alone, at the end: what passes then is unsteady on a
-busy machine. It is named in the last lines, for whoever sees it to mend it; more than a few fail the suite.
+A test that fails is played once more, alone, at the end of its part: what passes then is unsteady on a busy
+machine. It is named in the last lines, for whoever sees it to mend it; more than a few fail the suite.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ PARTS = {
     "outside": ["-m", "outside", "--ignore", ENGINE],
 }
 """Pytest's options for each part: the markers of its tests, and the folder that has none of them."""
-REPLAYED = "engine"
 MAX_UNSTEADY = 3
 SILENCE_SECONDS = 600.0
 """Without a word from pytest, which writes one for every test: longer than any test takes."""
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> int:
     unsteady: list[str] = []
     for part in options.parts:
         outcome = _play(part, [*TWO_PROCESSES, *given], options.silence)
-        if part == REPLAYED and outcome.may_be_unsteady:
+        if outcome.may_be_unsteady:
             sys.stdout.write(f"\nOnce more, alone: {', '.join(outcome.failed)}\n")
             unsteady += outcome.failed
             outcome = _play(part, outcome.failed, options.silence)

@@ -38,10 +38,12 @@ def play(folder: Path, part: str, tests: str, *arguments: str) -> subprocess.Com
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_unsteady_test_is_played_again_and_named_in_last_lines(tmp_path):
-    done = play(tmp_path, "engine", UNSTEADY.format(number=2))
+@pytest.mark.parametrize("part", ["plain", "engine"])
+def test_unsteady_test_is_played_again_and_named_in_last_lines(tmp_path, part):
+    tests = UNSTEADY.format(number=2)
+    done = play(tmp_path, part, tests if part == "engine" else tests.replace("@pytest.mark.engine", ""))
     assert done.returncode == 0, done.stdout
-    assert "The engine part had a process without tests for the last 0 s." in done.stdout
+    assert f"The {part} part had a process without tests for the last 0 s." in done.stdout
     *_, title, first, second = done.stdout.splitlines()
     assert title.startswith("Unsteady:")
     assert [first.strip(), second.strip()] == [f"test_it.py::test_needs_a_second_try[{i}]" for i in (0, 1)]

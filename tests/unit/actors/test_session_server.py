@@ -31,7 +31,7 @@ from test_rollout_function import TASK, echo, play
 
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
-from actors.gateway.server import CALL_HEADER, RETRY_HEADER, gateway
+from actors.gateway.server import CALL_HEADER, RETRY_HEADER, Listener, gateway, serve
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
@@ -49,12 +49,22 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SessionServer:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SessionServer]:
     monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
     monkeypatch.setenv(NODE_ADDRESS, get_node_ip_address())
-    gateway.cache_clear()
     monkeypatch.chdir(tmp_path)
-    return SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
+    gateway.cache_clear()
+    listeners: list[Listener] = []
+
+    def kept(*given: Any) -> Listener:
+        listeners.append(serve(*given))
+        return listeners[-1]
+
+    monkeypatch.setattr("actors.gateway.server.serve", kept)
+    yield SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
+    gateway.cache_clear()
+    for each in listeners:  # else some hundred of them run beside the tests that follow
+        each._server.should_exit = True
 
 
 @pytest.fixture
