@@ -195,6 +195,7 @@ class Actor:
         if self.node is node and self.playing.pop(place, None) is not None:
             if retained := request.keep_seconds is not None:
                 self._pairs[place] = request.rollout_id
+            self._cluster.ended.add(request.rollout_id)
             turns = (b"a turn",) if retained else ()
             num_forks = request.forked_at.num_forks if request.forked_at else 0
             beginnings = tuple((f"turn of {request.rollout_id}".encode(),) for _ in range(num_forks))
@@ -239,6 +240,7 @@ class Cluster:
         self.nodes = {HEAD: Node(HEAD)}
         self.waiting: list[Actor] = []
         self.delivered: list[Trajectory] = []
+        self.ended: set[str] = set()
         self._num_joined = 0
         for _ in range(num_nodes):
             self.join()
@@ -348,7 +350,7 @@ class Cluster:
     def check_beginning(self, request: RolloutRequest, entries: Sequence[bytes]) -> None:
         """A fork begins with the turns of its parent, which has ended."""
         if request.fork is not None:
-            assert request.fork.parent in {each.rollout_id for each in self.delivered}
+            assert request.fork.parent in self.ended
             assert list(entries) == [f"turn of {request.fork.parent}".encode()]
 
 
@@ -426,8 +428,8 @@ def simulated_fleet(
     def make_sampler(options: dict[str, Any], recipe: Any) -> Any:
         return sampling.start(cluster.nodes.get(options["scheduling_strategy"].node_id), recipe)
 
-    async def put(trajectory: Trajectory) -> None:
-        cluster.delivered.append(trajectory)
+    async def put(trajectories: Sequence[Trajectory]) -> None:
+        cluster.delivered.extend(trajectories)
 
     async def here(function: Callable[[], Any]) -> Any:
         return function()

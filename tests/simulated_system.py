@@ -24,14 +24,13 @@ from weakref import WeakSet
 import pytest
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
-from ray.util.queue import _QueueActor
 from simulated_cluster import HEAD, Actor, Cluster, Node, SimulatedLoop, simulated_fleet
 from simulated_rollouts import SimulatedPlan
 
 from actors.rollouts import fleet_report, stream
 from actors.rollouts.player import Attempt
 from actors.rollouts.rollout import RolloutRequest
-from actors.rollouts.stream import TrajectoryStream
+from actors.rollouts.stream import TrajectoryQueue, TrajectoryStream
 from actors.sampling import directory, queue_worker, request_queue, sampler_actor
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.request_queue import RequestQueue
@@ -61,6 +60,8 @@ CARRIED = {"sample", "poll", "put", "get", "submit", "record_turn"}
 """Calls whose arguments and results are pickled: they hold data, and no handles."""
 TRAINED = "trained"
 """Name by which the driver's rollouts are counted among its calls."""
+DELIVERED = "delivered"
+"""Name by which those of the stream are."""
 _PROCESS: ContextVar[Process] = ContextVar("process")
 _METHOD = ContextVar("method", default="")
 """Name of the call that is being served, also in the tasks that it has started."""
@@ -477,17 +478,22 @@ class PlayingActor(Actor):
         super().end(is_placed_again)
 
 
-class Deliveries(_QueueActor):  # type: ignore[misc]
+def _class_of(actor: Any) -> Any:
+    return actor.__ray_metadata__.modified_class
+
+
+class Deliveries(_class_of(TrajectoryQueue)):  # type: ignore[misc]
     """The stream's queue, which notes what it was given."""
 
     def __init__(self, system: System) -> None:
         super().__init__(1024)
-        self._delivered = system.cluster.delivered
+        self._system = system
 
-    async def put(self, trajectory: Trajectory) -> None:
-        self._delivered.append(trajectory)
-        if trajectory.rollout_id[0].isdigit():  # else nobody's group: tests have such
-            await super().put(trajectory)
+    async def put(self, trajectories: Sequence[Trajectory]) -> None:
+        self._system.cluster.delivered.extend(trajectories)
+        self._system.stream.calls[DELIVERED] += len(trajectories)
+        # The others are of nobody's group: tests have such.
+        await super().put([each for each in trajectories if each.rollout_id[0].isdigit()])
 
 
 class NotYetError(Exception):
@@ -555,7 +561,8 @@ class Driver:
                     group = self._rollouts.take()
                 except NotYetError:
                     while not self._stream.has_group():
-                        self._stream.note(await system.stream.get.remote())
+                        for each in await system.stream.get.remote():
+                            self._stream.note(each)
                     continue
                 reason = place(selection, group, self._progress.version, self.config, self._algorithm)
                 assert reason is None, f"{group.group_id}: {reason}"
@@ -573,10 +580,6 @@ class Driver:
         trajectories = [each for group in selection.groups for each in group.trajectories]
         samples = {each.rollout_id: training_samples(each) for each in trajectories}
         assign_credit(selection.groups, samples, self._algorithm, 0.0)
-
-
-def _class_of(actor: Any) -> Any:
-    return actor.__ray_metadata__.modified_class
 
 
 def _unchecked(*_: Any) -> None:

@@ -32,6 +32,9 @@ from policies.sampler import QueueStatus
 
 MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
+DELIVERY_SECONDS = 0.01
+"""Seconds after a delivery in which trajectories gather for the next: Ray's part of one is half a
+millisecond."""
 DRAIN_POLL_SECONDS = 1.0
 """Seconds between two calls for the nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
@@ -51,8 +54,8 @@ class RolloutFleet:
 
     Args:
         sampler: the sampling actor of this node; the fleet starts those of other nodes.
-        consumer: the actor of the stream's queue, or another one: its ``put`` takes a trajectory, and returns
-            when there is room for the next.
+        consumer: the actor of the stream's queue, or another one: its ``put`` takes trajectories, and
+            returns when there is room for the next.
     """
 
     def __init__(
@@ -189,7 +192,11 @@ class RolloutFleet:
     async def _deliver(self) -> None:
         """consumes finished trajectories · waits for room in the stream · produces trajectories there"""
         while True:
-            await self._consumer.put.remote(await self._finished.get())
+            ended = [await self._finished.get()]
+            while not self._finished.empty():
+                ended.append(self._finished.get_nowait())
+            await self._consumer.put.remote(ended)
+            await asyncio.sleep(DELIVERY_SECONDS)
 
     async def _leave_draining_nodes(self) -> None:
         """consumes time · waits for Ray's list of draining nodes · produces idle actors on other nodes

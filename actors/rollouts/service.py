@@ -168,7 +168,7 @@ class RolloutService:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if self._fleet is None:
             self._sampler = start_actor(SamplerActor, self._make_sampler, **beside_driver())
-            arguments = (self._pair, self._sampler, self.stream.queue.actor, self._limits)
+            arguments = (self._pair, self._sampler, self.stream.queue, self._limits)
             self._fleet = start_fleet(self.fleet_name, *arguments, self._fleet_settings)
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:

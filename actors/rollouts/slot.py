@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -52,6 +53,9 @@ from actors.timing import (
 from environments.types import TerminationReason
 
 logger = logging.getLogger(__name__)
+
+ANSWER_LASTS_SECONDS = 0.1
+"""Seconds for which the end of a rollout shows that its actor responds: it has hardly waited since."""
 
 
 class SlotState(Enum):
@@ -98,6 +102,8 @@ class Slot:
     node: str = ""
     pair: WarmPair | None = None
     rollout: PendingRollout | None = None
+    answered_at: float = -math.inf
+    """Time when the actor has last given a result."""
     task: asyncio.Task[None] | None = None
 
     @property
@@ -168,6 +174,7 @@ class Slot:
             assert self.place is not None
             call = self.place.run(attempt)
             result = await self._result_or_failure(asyncio.ensure_future(call), attempt.request)
+            self.answered_at = time.monotonic()
         finally:
             self.rollout = None
         if result.retained:
@@ -193,9 +200,11 @@ class Slot:
         """True if the actor, which is to play now, answers. Else whatever it was to play has not begun.
 
         Without this check a request would be tried, and could fail for good, on actors that died while they
-        waited.
+        waited. One that goes on at once is not called: the result that it has just given is its answer.
         """
         self.state = SlotState.PLAYING
+        if time.monotonic() - self.answered_at < ANSWER_LASTS_SECONDS:
+            return not self._silence().done()
         assert self.place is not None
         answer: asyncio.Future[str] = asyncio.ensure_future(self.place.ready())
         in_time = await self._ends_in_time(answer, SLOT_ANSWER_SECONDS)

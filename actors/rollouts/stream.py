@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections import deque
@@ -12,11 +13,10 @@ from functools import partial
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.queue import Queue
 
 from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import get_or_raise
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.rollout import RolloutRequest
 from environments.regrading import needs_comparison, regraded_group, unjudged_group
@@ -27,8 +27,10 @@ STREAM_POLL_SECONDS = 1.0
 JUDGEMENT_POLL_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
 """Most seconds that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
-CALLS_IN_ADVANCE = 4
+CALLS_IN_ADVANCE = 2
 """Calls for trajectories that wait at the queue at the same time."""
+MAX_TAKEN = 64
+"""Trajectories that one such call takes at most."""
 BASELINE = "greedy"
 """The member of a group that is rolled out greedily, for the algorithms that compare with it."""
 
@@ -72,6 +74,32 @@ def judged_group(group: TrajectoryGroup, reward: GroupReward) -> TrajectoryGroup
         return unjudged_group(group, "".join(traceback.format_exception(error)))
 
 
+@ray.remote(num_cpus=0)
+class TrajectoryQueue:
+    """Trajectories that have ended, at most ``capacity`` of them. A call takes as many as are there: with
+    Ray's part it costs ten times what a trajectory does.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._queue: asyncio.Queue[Trajectory] = asyncio.Queue(capacity)
+
+    async def put(self, trajectories: Sequence[Trajectory]) -> None:
+        """Store them all; returns when there was room for the last."""
+        for each in trajectories:
+            await self._queue.put(each)
+
+    async def get(self) -> list[Trajectory]:
+        """The next ones, as soon as there is one."""
+        taken = [await self._queue.get()]
+        while len(taken) < MAX_TAKEN and not self._queue.empty():
+            taken.append(self._queue.get_nowait())
+        return taken
+
+    async def qsize(self) -> int:
+        """Return how many wait here."""
+        return self._queue.qsize()
+
+
 class TrajectoryStream:
     """Trajectories as they finish, and groups when they are complete.
 
@@ -91,10 +119,12 @@ class TrajectoryStream:
     ) -> None:
         self._before_wait = before_wait
         self._judgement = None if group_reward is None else GroupJudgement(group_reward)
-        self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
+        self.queue = start_actor(TrajectoryQueue, capacity, **beside_driver())
         self._fleet: ray.actor.ActorHandle | None = None
         self._checks: list[Callable[[], None]] = []
         self._calls: list[ray.ObjectRef] = []
+        self._taken: deque[Trajectory] = deque()
+        """Trajectories that have come with others, in their order."""
         self._no_actor = NoActorWarning()
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Trajectories of each group that was requested, by their rollout ids; ``None`` until they come."""
@@ -188,7 +218,7 @@ class TrajectoryStream:
 
     def close(self) -> None:
         """End the queue's actor."""
-        self.queue.shutdown(force=True)
+        ray.kill(self.queue)
 
     # -- the queue -----------------------------------------------------------------------------------
 
@@ -223,8 +253,10 @@ class TrajectoryStream:
 
     def _arrived(self, seconds: float) -> Trajectory | None:
         """A trajectory that is there, or comes within ``seconds``."""
+        if self._taken:
+            return self._taken.popleft()
         while len(self._calls) < CALLS_IN_ADVANCE:
-            self._calls.append(self.queue.actor.get.remote())
+            self._calls.append(self.queue.get.remote())
         # Any of them: the queue's actor does not begin calls in the order in which they were made. And only
         # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
         # that had no waiter.
@@ -232,16 +264,15 @@ class TrajectoryStream:
         if not arrived:
             return None
         self.last_arrival = time.monotonic()
-        return ray.get(arrived[0])
+        self._taken.extend(ray.get(arrived[0]))
+        return self._taken.popleft()
 
     def _check_fleet(self) -> None:
         """Raise where the wait would have no end, and warn where no rollout actor is up."""
         assert self._fleet is not None, "connect() comes first"
         for check in self._checks:
             check()
-        status, _ = get_or_raise(
-            [self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue"
-        )
+        status, _ = get_or_raise([self._fleet.status.remote(), self.queue.qsize.remote()], "Fleet or queue")
         self._no_actor.note(status)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -259,9 +259,10 @@ class AgentPool:
             if not isinstance(part, Trajectory):
                 self._service.cancel(request.rollout_id)
 
-    async def put(self, trajectory: Trajectory) -> None:
-        """Take an episode that has ended; the fleet calls this."""
-        self._messages.add(trajectory.rollout_id, trajectory)
+    async def put(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take episodes that have ended; the fleet calls this."""
+        for each in trajectories:
+            self._messages.add(each.rollout_id, each)
 
     async def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Take a step of a rollout as soon as it has ended; a rollout actor calls this."""

@@ -16,7 +16,7 @@ ROLES = {
     "learner": r"ray::LearnerWorker\b",
     "critic": r"ray::CriticWorker\b",
     "replica": r"ray::ServeReplica:.*:PolicyServer\b",
-    "queue": r"ray::_QueueActor\b",
+    "queue": r"ray::TrajectoryQueue\b",
     "fleet": r"ray::RolloutFleet\b",
     "actor": r"ray::RolloutActor\b",
     "sampler": r"ray::SamplerActor\b",

@@ -137,7 +137,7 @@ def measure_engine(
     fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
         Pair(agent_class=GameAgent, env_class=TalkEnvironment),
         sampler,
-        stream.queue.actor,
+        stream.queue,
         RolloutLimits(max_steps=NUM_TURNS),
         FleetConfig(nodes={"CPU": 0}, pairs_per_actor=pairs_per_actor),
     )

@@ -33,6 +33,7 @@ from repository import ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 
 from simulated_system import (
+    DELIVERED,
     DIRECTORY,
     DRIVER,
     FLEET,
@@ -91,7 +92,7 @@ class Measured:
             used for (of, method), used in self.usage.cpu.items() if of == role and method not in OF_A_REQUEST
         )
         # The first updates train on rollouts that have piled up: more than end meanwhile.
-        return sum(seconds) / self.usage.calls[(DRIVER, TRAINED) if role == DRIVER else (STREAM, "put")]
+        return sum(seconds) / self.usage.calls[(DRIVER, TRAINED) if role == DRIVER else (STREAM, DELIVERED)]
 
     def row(self) -> Row:
         """The row of both tables."""

@@ -96,7 +96,7 @@ def started_fleet(config: FleetConfig, pair: Pair = PAIR) -> tuple[Any, Trajecto
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
     fleet = RolloutFleet.options(**beside_driver()).remote(
-        pair, sampler, stream.queue.actor, RolloutLimits(), config
+        pair, sampler, stream.queue, RolloutLimits(), config
     )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(config.num_actors))
@@ -224,7 +224,7 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
     wait_until(lambda: bool(ray.get(samplers[other].waiting.remote())))
     ray.kill(samplers[other], no_restart=False)
     assert_played([*played, *rest], "one is killed", 3 * num_actors)
-    assert service.stream.queue.empty()
+    assert not ray.get(service.stream.queue.qsize.remote())
 
     order("nobody waits", num_actors)
     names = {f"nobody waits/{index}" for index in range(num_actors)}
@@ -238,7 +238,7 @@ def nodes_sample_for_themselves(cluster: Cluster, folder: str) -> None:
     wait_until(lambda: waiting() == names)
     assert seen, "on both nodes"
     ray.get([fleet.cancel.remote(name) for name in sorted(names)])
-    assert not waiting() and service.stream.queue.empty()
+    assert not waiting() and not ray.get(service.stream.queue.qsize.remote())
     service.stop()
     cluster.remove_node(node)
 

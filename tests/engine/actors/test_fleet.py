@@ -74,7 +74,7 @@ def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[
     fleet = RolloutFleet.remote(
         Pair(agent_class=GameAgent, env_class=UnrulyEnv),
         sampler,
-        stream.queue.actor,
+        stream.queue,
         RolloutLimits(timeout_seconds=TIMEOUT_SECONDS),
         FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES, pairs_per_actor=request.param),
     )
@@ -128,7 +128,7 @@ def test_every_request_is_answered_once_with_its_own_ending(
     assert status.num_lost == 1 + 2 * (RETRIES + 1) + 1
     sampled = len("a reply") + 1  # "raise" and "quit" said what they had sampled, "exit" could not
     assert status.num_replayed_tokens == 2 * sampled * RETRIES
-    assert stream.queue.qsize() == 0
+    assert ray.get(stream.queue.qsize.remote()) == 0
 
 
 def test_later_requests_are_served_by_actors_that_came_instead(
@@ -158,7 +158,7 @@ def test_fleet_that_shrinks_without_a_reader_loses_nothing(
         for index in range(num_requests)
     ]
     ray.get(fleet.submit.remote(requests))
-    while stream.queue.qsize() < 2 or ray.get(fleet.status.remote()).num_running < NUM_ACTORS:
+    while ray.get(stream.queue.qsize.remote()) < 2 or ray.get(fleet.status.remote()).num_running < NUM_ACTORS:
         time.sleep(0.1)
     ray.get(fleet.resize.remote(1))
     delivered = [each.rollout_id for each in stream.trajectories(num_requests)]
@@ -169,7 +169,7 @@ def test_fleet_that_shrinks_without_a_reader_loses_nothing(
 def test_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
     stream = TrajectoryStream(capacity=2)
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
-    fleet = RolloutFleet.remote(pair, None, stream.queue.actor, RolloutLimits(), FleetConfig())
+    fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())
     requests = [RolloutRequest(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
     stream.connect(fleet)
     stream.request(requests)

@@ -28,7 +28,7 @@ def test_killed_episode_goes_on_in_another_actor(
     fleet = RolloutFleet.remote(
         pair,
         sampler,
-        stream.queue.actor,
+        stream.queue,
         RolloutLimits(max_steps=NUM_TURNS),
         FleetConfig(num_actors=1, retries=1),
     )
@@ -47,7 +47,7 @@ def test_killed_episode_goes_on_in_another_actor(
         # The third one was sampled twice: its process was killed before the environment had answered.
         assert calls == ([4, 5, 6, 7, 8] if env_class is RestartedEnv else [1, 2, 4, 5, 6])
     finally:
-        for actor in (fleet, sampler, stream.queue.actor):
+        for actor in (fleet, sampler, stream.queue):
             ray.kill(actor)
 
 
@@ -58,7 +58,7 @@ def test_killed_fork_goes_on_with_the_turns_that_it_shares(ray_cluster: None, tm
     fleet = RolloutFleet.remote(
         pair,
         sampler,
-        stream.queue.actor,
+        stream.queue,
         RolloutLimits(max_steps=NUM_TURNS),
         FleetConfig(num_actors=1, retries=1),
     )
@@ -90,5 +90,5 @@ def test_killed_fork_goes_on_with_the_turns_that_it_shares(ray_cluster: None, tm
         assert Path(forks[0].task["scratch"]).exists(), "it was killed in the first turn of its own"
         assert ray.get(fleet.status.remote()).num_resumed_turns == 0
     finally:
-        for actor in (fleet, sampler, stream.queue.actor):
+        for actor in (fleet, sampler, stream.queue):
             ray.kill(actor)

@@ -106,9 +106,7 @@ def test_killed_programs_are_played_again_and_leave_nothing(ray_cluster: None) -
     stream = TrajectoryStream(capacity=8)
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"] * NUM_CALLS))
     limits, config = RolloutLimits(timeout_seconds=120), FleetConfig(num_actors=NUM_ACTORS, retries=NUM_KILLS)
-    fleet = RolloutFleet.remote(
-        pair_of(None, None, solve, {}, {}), sampler, stream.queue.actor, limits, config
-    )
+    fleet = RolloutFleet.remote(pair_of(None, None, solve, {}, {}), sampler, stream.queue, limits, config)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     ended = threading.Event()
@@ -140,7 +138,7 @@ def test_programs_elsewhere_notice_nothing_of_killed_actors(
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"] * NUM_CALLS))
     limits, config = RolloutLimits(timeout_seconds=120), FleetConfig(num_actors=2, retries=NUM_KILLS)
     pair = pair_of(None, None, server.rollout, {}, {})
-    fleet = RolloutFleet.remote(pair, sampler, stream.queue.actor, limits, config)
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue, limits, config)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(2))
     ended = threading.Event()

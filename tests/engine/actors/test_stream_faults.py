@@ -93,11 +93,11 @@ def pipeline(ray_cluster: None) -> Iterator[Pipeline]:
     stream = TrajectoryStream(capacity=4)
     pair = Pair(agent_class=GameAgent, env_class=SlowEnv)
     config = FleetConfig(num_actors=NUM_ACTORS, retries=0)
-    fleet = RolloutFleet.remote(pair, sampler, stream.queue.actor, RolloutLimits(), config)
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     stream.connect(fleet)
     yield Pipeline(sampler, fleet, stream)
-    for actor in (fleet, sampler, stream.queue.actor):
+    for actor in (fleet, sampler, stream.queue):
         ray.kill(actor)
 
 
@@ -119,14 +119,14 @@ def killed_soon(actor: Any) -> Iterator[None]:
 
 def test_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
     names = pipeline.play(2, seconds=60)
-    with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
+    with killed_soon(pipeline.stream.queue), pytest.raises(RayActorError, match="TrajectoryQueue"):
         pipeline.take(names)
     pipeline.stream.finished()  # a checkpoint is written all the same
 
 
 def test_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
     pipeline.play(12, seconds=0.5)  # more than the queue holds: it is needed whenever it dies
-    with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
+    with killed_soon(pipeline.stream.queue), pytest.raises(RayActorError, match="TrajectoryQueue"):
         while True:
             ray.get(pipeline.fleet.status.remote())
             time.sleep(0.1)
@@ -177,7 +177,7 @@ def test_queue_or_a_fleet_that_hangs_ends_the_wait_too(
 ) -> None:
     names = pipeline.play(2, seconds=60)
     monkeypatch.setattr("actors.ray_tools.calls.CALL_ANSWER_SECONDS", 2.0)
-    for actor in (pipeline.stream.queue.actor, pipeline.fleet):
+    for actor in (pipeline.stream.queue, pipeline.fleet):
         pid = pid_of(actor)
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -34,7 +34,7 @@ def trajectories(ray_cluster: None, sampler: Any) -> Iterator[list[Trajectory]]:
     stream = TrajectoryStream(capacity=100)
     pair = Pair(agent_class=GameAgent, env_class=GuessEnvironment, env_args={"max_guesses": NUM_GUESSES})
     limits = RolloutLimits(max_turn_tokens=TURN_TOKENS)
-    fleet = RolloutFleet.remote(pair, sampler, stream.queue.actor, limits, FleetConfig(num_actors=2))
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue, limits, FleetConfig(num_actors=2))
     ray.get(fleet.resize.remote(2))
     orders = [
         RolloutRequest(

@@ -110,7 +110,7 @@ class ScriptedService:
         self._deliver(Trajectory(rollout_id=request.rollout_id, termination_reason=reason, error=error))
 
     def _deliver(self, trajectory: Trajectory) -> None:
-        asyncio.run_coroutine_threadsafe(self.consumer.put(trajectory), self._loop)
+        asyncio.run_coroutine_threadsafe(self.consumer.put([trajectory]), self._loop)
 
 
 class LocalActor:

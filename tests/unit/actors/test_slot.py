@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from actors.rollouts import slot as slot_module
 from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
-from actors.rollouts.slot import BUSY, Slot, SlotState
+from actors.rollouts.slot import ANSWER_LASTS_SECONDS, BUSY, Slot, SlotState
 from environments.types import TerminationReason
 
 REQUEST = RolloutRequest(rollout_id="g/0", group_id="g", task={}, keep_seconds=60)
@@ -125,6 +126,21 @@ async def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) 
     checking = asyncio.create_task(slot.responds())
     await factory.place.end("ready", RayActorError())
     assert not await checking
+
+
+async def test_actor_that_waits_is_called_before_it_plays(
+    factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, now = await started(factory), time.monotonic()
+    monkeypatch.setattr(slot_module, "time", SimpleNamespace(monotonic=lambda: now))
+    playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), Attempt(REQUEST)))
+    await factory.place.end("run", played())
+    await playing
+    assert await slot.responds() and not factory.place.calls, "its result is its answer"
+    now += 2 * ANSWER_LASTS_SECONDS
+    checking = asyncio.create_task(slot.responds())
+    await factory.place.end("ready", RayActorError())
+    assert not await checking, "it may have died since"
 
 
 @pytest.mark.parametrize("end", ["dies", "node is silent", "hangs"])

@@ -210,7 +210,7 @@ def test_rank_that_shares_its_device_gives_memory_back(work: Callable[[RankWorke
 
 def test_wait_for_group_begins_turn_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(streams, "Queue", lambda **_: None)
+    monkeypatch.setattr(streams, "start_actor", lambda *_, **__: None)
     monkeypatch.setattr(streams, "beside_driver", dict)
     stream = streams.TrajectoryStream(4, lambda: events.append("awake"))
     trajectory: Any = SimpleNamespace(rollout_id="a/0")

@@ -75,7 +75,7 @@ def impostor() -> Iterator[Impostor]:
 
 
 def test_only_a_process_below_the_one_that_was_named_is_struck(impostor: Impostor) -> None:
-    mine, other = impostor("ray::_QueueActor"), impostor("ray::_QueueActor")
+    mine, other = impostor("ray::TrajectoryQueue"), impostor("ray::TrajectoryQueue")
     (target,) = members(below=mine.pid)
     assert send_signal("queue", SIGKILL, mine.pid, random.Random(0)) == target
     assert mine.wait(timeout=60) == 0  # its child is gone
@@ -103,7 +103,7 @@ def test_process_is_stopped_shown_as_stopped_and_makes_progress(
 def test_what_is_not_there_is_refused_with_a_sentence(
     impostor: Impostor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["kill", "learner", "--below", str(impostor("ray::_QueueActor").pid)]) == 2
+    assert main(["kill", "learner", "--below", str(impostor("ray::TrajectoryQueue").pid)]) == 2
     assert main(["list", "--below", str(2**22 + 1)]) == 2
     errors = capsys.readouterr().err
     assert "There is no learner" in errors
