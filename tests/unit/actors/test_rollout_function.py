@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
@@ -51,6 +52,7 @@ from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
 TASK = {"question": "What is 12+34?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+FUNCTION: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
 
 
@@ -294,6 +296,41 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert [request.params.temperature for request in requests] == [1.0, 1.0]
     assert trajectory.steps[0].info["overruled"] == ["temperature"]
     assert trajectory.steps[0].info["dropped"] == ["user"]
+
+
+@pytest.mark.parametrize("field", [{"max_tokens": 0}, {"max_completion_tokens": -1}, {"stop": [""]}])
+def test_limit_that_nothing_meets_is_an_error_of_its_call(field: dict[str, Any]) -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(openai.BadRequestError, match=r"max_tokens=|stop="):
+            await say(client, "a", **field)
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0
+
+
+def test_message_that_openais_stream_has_collected_comes_back() -> None:
+    strict: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        async with client.openai.chat.completions.stream(
+            model="m", messages=messages, tools=[strict]
+        ) as stream:
+            message = (await stream.get_final_completion()).choices[0].message
+        messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "46"}]
+        await client.openai.chat.completions.create(model="m", messages=messages, tools=[strict])
+        async with client.openai.responses.stream(model="m", input="b", tools=[FUNCTION]) as events:
+            items = (await events.get_final_response()).output
+        result = {"type": "function_call_output", "call_id": items[-1].call_id, "output": "46"}
+        history = [{"role": "user", "content": "b"}, *items, result]
+        await client.openai.responses.create(model="m", input=history, tools=[FUNCTION])
+        return 1.0
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, lambda messages: f"<think>Add.</think>\nLet me.\n{CALL}", requests)
+    assert [step.info["follows"] for step in trajectory.steps] == [None, 0, None, 2]
+    assert trajectory.metrics["foreign_answers"] == 0
 
 
 def test_several_choices_are_branches_of_one_prompt() -> None:
