@@ -375,8 +375,6 @@ def test_stream_has_all_choices() -> None:
     ],
 )
 def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], name: str) -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         with pytest.raises(openai.BadRequestError, match=name) as caught:
             await say(client, "a", **fields)
@@ -388,8 +386,6 @@ def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], nam
 
 
 def test_step_limit_leaves_the_function_its_reward() -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         for number in range(9):
             try:
@@ -405,8 +401,6 @@ def test_step_limit_leaves_the_function_its_reward() -> None:
 
 
 def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         for number in range(9):
             try:
@@ -445,12 +439,18 @@ async def wordy(task: dict[str, Any], client: PolicyClient) -> Any:
     return "very good"
 
 
+async def huge(task: dict[str, Any], client: PolicyClient) -> Any:
+    await say(client, "a", n=2)
+    return [1e300, -1e300]
+
+
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
         (raising, "raising raised LookupError.'no such file'"),
         (silent, "silent has returned without a call of the policy"),
         (wordy, "wordy returned 'very good': return the reward"),
+        (huge, r"huge returned \[1e\+300, -1e\+300\]: return the reward: a finite number"),
     ],
 )
 def test_faults_of_a_function_are_named(rollout: RolloutFunction, message: str) -> None:
@@ -468,8 +468,6 @@ def test_reward_that_is_not_finite_is_named() -> None:
 
 
 def test_key_opens_no_other_rollout() -> None:
-    import openai
-
     clients: list[PolicyClient] = []
 
     async def first(task: dict[str, Any], client: PolicyClient) -> float:
@@ -524,8 +522,6 @@ async def message_of_http(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> None:
     """OpenAI's client sends a request again, by itself, when the end of an answer does not come."""
-    import openai
-
     num_sent: list[int] = []
 
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
@@ -1206,8 +1202,6 @@ class Seeing:
 
 
 def test_pictures_of_a_program_are_shown_or_refused() -> None:
-    import openai
-
     def parts(url: str) -> list[dict[str, Any]]:
         return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Which?"}]
 
