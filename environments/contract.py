@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from environments.messages import is_part
-from environments.rewards.base import is_bool
+from environments.rewards.base import MAX_REWARD, is_bool, is_number, is_reward
 
 
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
@@ -28,7 +28,8 @@ def reset_faults(result: Any, method: str = "reset()") -> list[str]:
 def step_faults(result: Any) -> list[str]:
     """The faults of the return value of ``step``, which has to be (observation, reward, done, info).
 
-    The reward may be any finite real number, a bool or one of numpy's too; done an integer or numpy's bool.
+    The reward may be any real number up to ``MAX_REWARD``, a bool or one of numpy's too; done an integer or
+    numpy's bool.
     """
     if isinstance(result, tuple) and len(result) == 5:
         return [
@@ -94,10 +95,13 @@ def async_faults(method: str, result: Any) -> list[str]:
 
 
 def _reward_faults(method: str, reward: Any) -> list[str]:
-    if not isinstance(reward, Real):  # a bool and numpy's numbers are
+    if not is_number(reward):
         return [f"{method} returned {kind_of(reward)} as reward: it has to be a number."]
-    if not math.isfinite(reward):
-        return [f"{method} returned the reward {reward}: it has to be finite, or it spoils its whole group."]
+    if not is_reward(reward):
+        return [
+            f"{method} returned the reward {reward}: it has to be finite, and at most {MAX_REWARD:g} above "
+            "or below 0, or it spoils its whole group."
+        ]
     return []
 
 

@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
-from numbers import Real
 from operator import is_
 from typing import Any
 
@@ -33,7 +32,7 @@ from actors.gateway.remote_program import RemoteProgram
 from actors.rollouts.rollout import CountsTokens, Pair
 from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
 from environments.errors import AgentError, ConfigError, EnvironmentFailure, PromptTooLongError
-from environments.rewards.base import RewardOutput, judge
+from environments.rewards.base import RewardOutput, is_number, is_reward, judge
 from environments.thoughts import split_thought
 from environments.types import Action, Completion, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
@@ -287,11 +286,10 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
     def _judged(self, value: Any) -> tuple[list[float | None], RewardOutput]:
         """The rewards of the calls, and the verdict on all of them."""
         num_calls = self._session.num_calls
-        if isinstance(value, Real | RewardOutput):
-            verdict = value if isinstance(value, RewardOutput) else float(value)
-            output = judge(lambda task_info, action: verdict, self._task, None)
+        if is_number(value) or isinstance(value, RewardOutput):
+            output = judge(lambda task_info, action: value, self._task, None)
             return [*[0.0] * (num_calls - 1), output.reward], output
-        if isinstance(value, list | tuple) and all(isinstance(each, Real | None) for each in value):
+        if isinstance(value, list | tuple) and all(each is None or is_reward(each) for each in value):
             if len(value) != num_calls:
                 raise AgentError(
                     f"{_name(self._rollout)} returned {len(value)} rewards after {num_calls} calls of the "
@@ -303,8 +301,8 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
             total = math.fsum(filter(None, earned))
             return earned, judge(lambda task_info, action: total, self._task, None)
         raise AgentError(
-            f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, a list "
-            "with a number for each call (None leaves its answer out), or LATER."
+            f"{_name(self._rollout)} returned {value!r}: return the reward: a finite number, a RewardOutput, "
+            "a list with such a number for each call (None leaves its answer out), or LATER."
         )
 
     def _refuse(self, why: str) -> None:

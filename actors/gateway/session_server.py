@@ -52,6 +52,7 @@ from actors.gateway.server import (
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
+from environments.rewards.base import is_reward
 from policies.agent_api.context import SESSION_HEADER
 from policies.model_api.errors import RequestError
 
@@ -68,7 +69,6 @@ ANSWER_SECONDS = 20.0
 """Time that a program's request waits for a task: less than the proxies between them allow."""
 CHECK_SECONDS = 1.0
 """Time within which a request by a name notes that its session has begun, or has ended."""
-MAX_REWARD = 1e30
 MAX_NAMES = 10_000
 """Names that are remembered: a program that goes on after its session's end gets no other task."""
 NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
@@ -364,7 +364,7 @@ def _checked(result: Json) -> Json:
         or result.get("later", True) is not True
         or not result.keys() <= RESULT_FIELDS
         or not given
-        or not all(type(each) in (int, float) and abs(each) < MAX_REWARD for each in given)
+        or not all(type(each) in (int, float) and is_reward(each) for each in given)
         or not isinstance(result.get("is_correct"), bool | None)
         or not isinstance(result.get("error", ""), str)
     ):

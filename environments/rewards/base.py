@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from environments.errors import DatasetError, EnvironmentFailure
+
+MAX_REWARD = 1e15
+"""Most that a reward may be, above and below 0: where the learner squares larger ones, in 32 bits, they are
+infinite, and one of them leaves nothing to learn from all others."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
     """Call ``reward_fn`` and check its verdict; a plain number becomes a RewardOutput.
 
     Raises:
-        EnvironmentFailure: it returned neither a number nor a RewardOutput, the reward is not finite, or
-            ``is_correct`` is neither true, false nor None.
+        EnvironmentFailure: it returned neither a number nor a RewardOutput, the reward is no number up to
+            ``MAX_REWARD``, or ``is_correct`` is neither true, false nor None.
     """
     return _checked(reward_fn, reward_fn(task_info=task, action=action))
 
@@ -91,16 +94,17 @@ def judge_group(
 
 
 def _checked(reward_fn: RewardFunction, verdict: RewardOutput | float) -> RewardOutput:
-    output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
+    output = RewardOutput(verdict) if is_number(verdict) else verdict
     if not isinstance(output, RewardOutput):
         raise _failure(reward_fn, f"{verdict!r}: return a RewardOutput.")
-    if not math.isfinite(output.reward):
-        raise _failure(reward_fn, f"{output.reward}: it must be finite.")
-    if output.is_correct is None:
+    if not is_reward(output.reward):
+        raise _failure(reward_fn, f"{output.reward!r}: it has to be a finite number up to {MAX_REWARD:g}.")
+    if output.is_correct is None and type(output.reward) is float:
         return output
-    if not is_bool(output.is_correct):
+    if output.is_correct is not None and not is_bool(output.is_correct):
         raise _failure(reward_fn, f"is_correct={output.is_correct!r}: it has to be True, False or None.")
-    return replace(output, is_correct=bool(output.is_correct))
+    is_correct = None if output.is_correct is None else bool(output.is_correct)
+    return replace(output, reward=float(output.reward), is_correct=is_correct)
 
 
 def _failure(reward_fn: RewardFunction, returned: str) -> EnvironmentFailure:
@@ -111,6 +115,16 @@ def lacking(task: dict[str, Any], what: str, remedy: str) -> DatasetError:
     """The error of a task that has not what a reward function needs."""
     keys = ", ".join(sorted(task)) or "none"
     return DatasetError(f"The task has no {what} (its keys: {keys}): {remedy}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether ``value`` is a real number or a bool, as Python's or as numpy's."""
+    return isinstance(value, Real) or is_bool(value)
+
+
+def is_reward(value: Any) -> bool:
+    """Return whether ``value`` is a number that the learner can compute with."""
+    return is_number(value) and bool(abs(value) <= MAX_REWARD)
 
 
 def is_bool(value: Any) -> bool:

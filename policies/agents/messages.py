@@ -100,8 +100,9 @@ class MessagesAgent(HistoryAgent):
             return messages
         if messages[0]["role"] != "system":
             return [{"role": "system", "content": tool_prompt}, *messages]
-        system_prompt = f"{messages[0]['content']}{self._parser.separator}{tool_prompt}"
-        return [{"role": "system", "content": system_prompt}, *messages[1:]]
+        content, more = messages[0]["content"], f"{self._parser.separator}{tool_prompt}"
+        content = [*content, {"type": "text", "text": more}] if isinstance(content, list) else content + more
+        return [{"role": "system", "content": content}, *messages[1:]]
 
     def _numbered(self, call: dict[str, Any]) -> dict[str, Any]:
         call_id = f"call_{self._num_calls}"
@@ -111,7 +112,10 @@ class MessagesAgent(HistoryAgent):
 
 def _exactly(message: Message) -> tuple[str, str, list[str]]:
     calls = [call["id"] for call in message.get("tool_calls") or ()]
-    return message.get("content") or "", message.get("reasoning_content") or "", calls
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content)
+    return content, message.get("reasoning_content") or "", calls
 
 
 def _but_for_space(message: Message) -> tuple[str, str, list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from policies.gateway.session import PolicyCall
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.protocol import ChatRequest
+from policies.sampler import SamplingParams
 
 OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
 """Fields that programs always send, and that training sets for all of a run."""
@@ -26,6 +27,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
 
     Raises:
         InvalidRequestError: a field asks for what a rollout cannot do.
+        ConfigError: a value cannot be sampled with.
     """
     for name in REFUSED:
         if getattr(body, name):
@@ -41,11 +43,13 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             f"{body.response_format.type!r} out, and say the form in a message.",
             param="response_format",
         )
-    sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
+    given = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
+    sampling = {name: value for name, value in given.items() if value is not None}
+    SamplingParams(**sampling)  # here it is an error of the call, and not of the rollout
     return PolicyCall(
         messages=[message.for_template for message in body.messages],
         tools=None if body.tool_choice == "none" else body.tools or None,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        sampling=sampling,
         takes_one_tool_call=body.parallel_tool_calls is False,
         overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
         dropped=tuple(dropped),

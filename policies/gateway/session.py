@@ -146,7 +146,8 @@ class Session:
 
     def _own_answer(self, place: int, given: Message) -> _Answered | None:
         """The answer here that ``given`` is most like; the latest of several."""
-        likeness, found = 0, None
+        likeness: tuple[int, ...] = ()
+        found = None
         for answered in self._answers.get(place, ()):
             if not self._keeps_thoughts and _thought(answered.message) and not _thought(given):
                 continue
@@ -188,8 +189,9 @@ class Session:
         return str(self._messages[place]["role"])
 
 
-def _likeness(sent: Message, given: Message) -> int:
-    """Return how much of what a program was sent comes back from it; 0 where that means something else.
+def _likeness(sent: Message, given: Message) -> tuple[int, ...]:
+    """Return how much of what a program was sent comes back from it, which is greater where it is more; empty
+    where that means something else.
 
     White space, the form of JSON and the ids of calls may differ, and the thought may be gone or stand
     within the text.
@@ -200,12 +202,18 @@ def _likeness(sent: Message, given: Message) -> int:
         thought, content = split_thought(content)
     has_thought = _same_words(thought, sent_thought)
     if not _same_words(content, sent_content) or (thought and not has_thought):
-        return 0
+        return ()
     calls, sent_calls = given.get("tool_calls") or [], sent.get("tool_calls") or []
     if list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):  # as text, since 1 == True
-        return 0
+        return ()
     has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
-    return 1 + has_thought + has_ids
+    is_exact = (
+        thought == sent_thought,
+        content.strip() == sent_content.strip(),
+        content == sent_content,
+        _key([call["function"] for call in calls]) == _key([call["function"] for call in sent_calls]),
+    )
+    return has_ids, has_thought, sum(is_exact)
 
 
 def _thought(message: Message) -> str:

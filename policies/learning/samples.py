@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from environments.columns import Floats, Ints, TokenIds, floats, stored
 from environments.data.trajectory_json import plain_json
 from environments.errors import LearnerError
 from environments.prefix_tree import Span
+from environments.rewards.base import MAX_REWARD, is_reward
 from environments.types import STATE_KEY, Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -230,10 +230,10 @@ def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
     last: dict[str, int] = {}
     early: defaultdict[str, float] = defaultdict(float)
     for turn, step in enumerate(trajectory.turns):
-        if not math.isfinite(step.reward):
+        if not is_reward(step.reward):
             raise LearnerError(
                 f"Rollout {trajectory.rollout_id!r} has the reward {step.reward} at step {turn}: its "
-                "environment has to return a finite number."
+                f"environment has to return a finite number up to {MAX_REWARD:g}."
             )
         if step.completion is not None and step.completion.num_completion_tokens and not step.is_left_out:
             rewards[turn] = early.pop(step.seat, 0.0) + step.reward

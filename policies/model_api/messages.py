@@ -85,6 +85,8 @@ class ChatToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
+    """Field of a stream's calls, which ``openai``'s ``stream`` leaves in its final message."""
 
     @model_validator(mode="after")
     def _check_arguments(self) -> ChatToolCall:
@@ -97,7 +99,7 @@ class ChatToolCall(Body):
     @cached_property
     def for_template(self) -> Message:
         """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
-        return call_for_template({**vars(self), "function": vars(self.function)})
+        return call_for_template({"id": self.id, "type": self.type, "function": vars(self.function)})
 
 
 class ChatMessage(Body):

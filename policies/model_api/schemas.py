@@ -39,6 +39,8 @@ EITHER = (
     *((bound, "multipleOf") for bound in BOUNDS),
 )
 """Rows of keywords, of each of which a grammar reads only the first that a schema has."""
+MAX_MULTIPLE = 1024
+"""Largest ``multipleOf`` that a grammar reads, of whole numbers."""
 LEAST = {"minLength", "minItems", "minProperties"}
 """Keywords of which 0 asks nothing."""
 CONSTRAINTS = {*NEVER_HELD, *ALONE, *SHOWS_TYPE, *(keyword for row in EITHER for keyword in row)} | {
@@ -140,10 +142,12 @@ def _not_held(schema: Json) -> set[str]:
     # Of these, some values are not read.
     types = _list(schema.get("type"))
     properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
+    multiple = schema.get("multipleOf")
+    is_read = not isinstance(multiple, int | float) or (multiple % 1 == 0 and multiple <= MAX_MULTIPLE)
     unread = {
         "$ref": not REF.match(str(schema.get("$ref", "#"))),
         "allOf": len(_list(schema.get("allOf"))) > 1,
-        "multipleOf": "number" in types,
+        "multipleOf": "number" in types or not is_read,
         "required": any(str(name) not in properties for name in _list(schema.get("required"))),
     }
     return not_held | {keyword for keyword in used if unread.get(keyword)}

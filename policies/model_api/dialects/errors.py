@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from policies.model_api.errors import request_error
@@ -18,6 +20,13 @@ ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 """Anthropic's names of errors by their status, but for those that all others of 400 and of 500 share."""
+ANTHROPIC_NAMES = {
+    "chat_template_kwargs": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "continue_final_message": "last message of the assistant",
+}
+"""What Anthropic's clients send for fields of the chat request, which errors of the engine's side name."""
 UNSUPPORTED: dict[str | None, Json] = {
     "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 }
@@ -28,6 +37,11 @@ server holds, by which their own tool loop sends only what is new."""
 def status_of(error: Exception) -> int:
     """The HTTP status of an error, whatever it is."""
     return request_error(error).status
+
+
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """The message with other names of fields; ``names`` has them by those of the chat request."""
+    return re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[0]], message)
 
 
 def openai_error(error: Exception) -> tuple[int, Json]:
@@ -45,4 +59,5 @@ def anthropic_error(error: Exception) -> tuple[int, Json]:
     known, status = request_error(error), status_of(error)
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     details = {"details": UNSUPPORTED[known.param]} if known.param in UNSUPPORTED else {}
-    return status, {"type": "error", "error": {"type": kind, "message": known.message, **details}}
+    message = renamed(known.message, ANTHROPIC_NAMES)
+    return status, {"type": "error", "error": {"type": kind, "message": message, **details}}

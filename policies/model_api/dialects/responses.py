@@ -6,27 +6,25 @@ https://platform.openai.com/docs/api-reference/responses
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 
 from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, Json, read
-from policies.model_api.dialects.errors import openai_error
+from policies.model_api.dialects.errors import openai_error, renamed
 from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
 from policies.model_api.errors import InvalidRequestError, NotFoundError, request_error
 from policies.model_api.protocol import ChatRequest
 
-NAMES = {
-    "messages": "input",
+UNIQUE_NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
+"""Names that are no words, so that they are meant wherever they stand."""
+NAMES = {"messages": "input", **UNIQUE_NAMES}
 """Fields of this API by those of the chat request, which errors of the engine's side name."""
 TOOL: Json = {"description": None, "parameters": None, "strict": None}
 """Fields that each tool of a response has."""
-UNIQUE_NAMES = re.compile(r"\b(max_tokens|response_format|reasoning_effort)\b")
-"""Names that are no words, so that they are meant wherever they stand."""
 
 
 def responses_error(error: Exception) -> tuple[int, Json]:
@@ -34,7 +32,7 @@ def responses_error(error: Exception) -> tuple[int, Json]:
     known = request_error(error)
     status, body = openai_error(known)
     name, dot, rest = (known.param or "").partition(".")
-    message = UNIQUE_NAMES.sub(lambda found: NAMES[found[0]], known.message)
+    message = renamed(known.message, UNIQUE_NAMES)
     place = {"param": NAMES[name] + dot + rest} if name in NAMES else {}
     return status, {"error": {**body["error"], **place, "message": message}}
 

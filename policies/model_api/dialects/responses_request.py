@@ -23,6 +23,8 @@ class InputText(Body):
     text: Text
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
+    """Field of ``openai``'s ``parse`` and ``stream``."""
 
 
 class MessageFields(Body):
@@ -116,7 +118,7 @@ class Message(MessageFields):
 class FunctionCall(Part):
     """A call that an earlier answer has made."""
 
-    harmless = frozenset({"id", "status"})
+    harmless = frozenset({"id", "status", "parsed_arguments"})
     type: Literal["function_call"]
     call_id: str
     name: Text

@@ -241,6 +241,7 @@ def test_environment_that_exits_is_named_and_ends_no_process() -> None:
         (("", 1.0, True, False, {}), r"returned 5 values, as Gymnasium's do"),
         (("", "much", True, {}), r"returned 'much' as reward"),
         (("", float("nan"), True, {}), r"reward nan: it has to be finite"),
+        (("", -1e16, True, {}), r"reward -1e\+16: it has to be finite, and at most 1e\+15"),
         (("", 1.0, "no", {}), r"returned 'no' as done"),
         (("", 1.0, True, None), r"returned None as info"),
     ],

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
@@ -51,6 +52,7 @@ from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
 TASK = {"question": "What is 12+34?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+FUNCTION: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
 
 
@@ -296,6 +298,41 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert trajectory.steps[0].info["dropped"] == ["user"]
 
 
+@pytest.mark.parametrize("field", [{"max_tokens": 0}, {"max_completion_tokens": -1}, {"stop": [""]}])
+def test_limit_that_nothing_meets_is_an_error_of_its_call(field: dict[str, Any]) -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(openai.BadRequestError, match=r"max_tokens=|stop="):
+            await say(client, "a", **field)
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0
+
+
+def test_message_that_openais_stream_has_collected_comes_back() -> None:
+    strict: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        async with client.openai.chat.completions.stream(
+            model="m", messages=messages, tools=[strict]
+        ) as stream:
+            message = (await stream.get_final_completion()).choices[0].message
+        messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "46"}]
+        await client.openai.chat.completions.create(model="m", messages=messages, tools=[strict])
+        async with client.openai.responses.stream(model="m", input="b", tools=[FUNCTION]) as events:
+            items = (await events.get_final_response()).output
+        result = {"type": "function_call_output", "call_id": items[-1].call_id, "output": "46"}
+        history = [{"role": "user", "content": "b"}, *items, result]
+        await client.openai.responses.create(model="m", input=history, tools=[FUNCTION])
+        return 1.0
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, lambda messages: f"<think>Add.</think>\nLet me.\n{CALL}", requests)
+    assert [step.info["follows"] for step in trajectory.steps] == [None, 0, None, 2]
+    assert trajectory.metrics["foreign_answers"] == 0
+
+
 def test_several_choices_are_branches_of_one_prompt() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         response = await say(client, "a", n=3)
@@ -338,8 +375,6 @@ def test_stream_has_all_choices() -> None:
     ],
 )
 def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], name: str) -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         with pytest.raises(openai.BadRequestError, match=name) as caught:
             await say(client, "a", **fields)
@@ -351,8 +386,6 @@ def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], nam
 
 
 def test_step_limit_leaves_the_function_its_reward() -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         for number in range(9):
             try:
@@ -368,8 +401,6 @@ def test_step_limit_leaves_the_function_its_reward() -> None:
 
 
 def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
-    import openai
-
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         for number in range(9):
             try:
@@ -408,12 +439,18 @@ async def wordy(task: dict[str, Any], client: PolicyClient) -> Any:
     return "very good"
 
 
+async def huge(task: dict[str, Any], client: PolicyClient) -> Any:
+    await say(client, "a", n=2)
+    return [1e300, -1e300]
+
+
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
         (raising, "raising raised LookupError.'no such file'"),
         (silent, "silent has returned without a call of the policy"),
         (wordy, "wordy returned 'very good': return the reward"),
+        (huge, r"huge returned \[1e\+300, -1e\+300\]: return the reward: a finite number"),
     ],
 )
 def test_faults_of_a_function_are_named(rollout: RolloutFunction, message: str) -> None:
@@ -431,8 +468,6 @@ def test_reward_that_is_not_finite_is_named() -> None:
 
 
 def test_key_opens_no_other_rollout() -> None:
-    import openai
-
     clients: list[PolicyClient] = []
 
     async def first(task: dict[str, Any], client: PolicyClient) -> float:
@@ -487,8 +522,6 @@ async def message_of_http(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_retry_of_an_answer_that_broke_off_is_played_once(num_choices: int) -> None:
     """OpenAI's client sends a request again, by itself, when the end of an answer does not come."""
-    import openai
-
     num_sent: list[int] = []
 
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
@@ -1169,8 +1202,6 @@ class Seeing:
 
 
 def test_pictures_of_a_program_are_shown_or_refused() -> None:
-    import openai
-
     def parts(url: str) -> list[dict[str, Any]]:
         return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Which?"}]
 

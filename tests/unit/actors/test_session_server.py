@@ -813,6 +813,7 @@ def test_program_that_goes_before_its_task_comes_takes_none(
         {"reward": 1, "is_correct": 1},
         {"reward": True},
         {"reward": 10**400},
+        {"rewards": [1e16]},
         {"rewards": []},
         {"reward": 1, "metadata": {}},
         {"error": 3},

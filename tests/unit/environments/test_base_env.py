@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -99,12 +100,21 @@ def test_reward_may_be_a_plain_number():
     assert env.step("x")[1] == 1.0
 
 
-@pytest.mark.parametrize("verdict", [None, "1.0", float("nan"), float("inf")])
-def test_reward_that_is_no_finite_number_is_an_error(verdict):
+@pytest.mark.parametrize("verdict", [None, "1.0", float("nan"), float("inf"), 1e16, 10**400, np.array([1.0])])
+@pytest.mark.parametrize("wrap", [lambda verdict: verdict, RewardOutput], ids=["alone", "wrapped"])
+def test_reward_that_is_no_finite_number_is_an_error(verdict, wrap):
+    env = SingleTurnEnvironment({}, lambda task_info, action: wrap(verdict))
+    env.reset()
+    with pytest.raises(EnvironmentFailure, match=re.escape(f"returned {verdict!r}")):
+        env.step("x")
+
+
+@pytest.mark.parametrize("verdict", [True, np.True_, np.float32(1), RewardOutput(np.int64(1))])
+def test_number_of_numpy_is_a_reward(verdict):
     env = SingleTurnEnvironment({}, lambda task_info, action: verdict)
     env.reset()
-    with pytest.raises(EnvironmentFailure, match=f"returned {verdict!r}"):
-        env.step("x")
+    assert type(judge(env.reward_fn, {}, "x").reward) is float
+    assert env.step("x")[1] == 1.0
 
 
 def test_missing_reward_function_is_an_error():

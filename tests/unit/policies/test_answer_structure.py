@@ -252,6 +252,8 @@ def test_property_may_be_called_as_a_keyword() -> None:
         ("minProperties", {"properties": {"a": {}}, "minProperties": 1}),
         ("multipleOf", {"type": "number", "multipleOf": 0.5}),
         ("multipleOf", {"type": "integer", "multipleOf": 5, "minimum": 7}),
+        ("multipleOf", {"type": "integer", "multipleOf": 1025}),
+        ("multipleOf", {"type": "integer", "multipleOf": 2.5}),
         ("minimum", {"minimum": 7}),
         ("minimum", {"anyOf": [{"type": "integer"}], "minimum": 7}),
         ("properties", {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}),

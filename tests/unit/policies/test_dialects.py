@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_openai_protocol import MESSAGES, FakeEngine, ids_of, renderer
 
+from policies.gateway.calls import policy_call
 from policies.model_api.dialects.base import Chat, Dialect
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.responses import Responses
@@ -387,3 +388,19 @@ async def test_chat_passes_chunks_on_as_they_are() -> None:
 
     events = [event async for event in Chat({"model": "tiny", "messages": MESSAGES}).events(chunks())]
     assert events == [(None, {"id": 1})]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        (messages(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking"),
+        (messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "last message"),
+        (messages(output_config={"effort": "low"}), "output_config.effort"),
+        (responses(reasoning={"effort": "low"}), "reasoning.effort"),
+    ],
+)
+def test_refusal_names_the_field_that_the_client_sent(dialect: Dialect, name: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        policy_call(dialect.chat_request())
+    _, body = dialect.error(refused.value)
+    assert body["error"]["message"].startswith(f"A rollout takes no {name}")

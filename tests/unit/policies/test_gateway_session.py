@@ -221,3 +221,24 @@ def test_answer_repeated_by_the_user_is_no_dropped_thought() -> None:
     session.answer("Paris", {"role": "assistant", "content": "Paris"})
     repeated = session.place(PolicyCall([asked, {"role": "user", "content": "Paris"}]))
     assert repeated.branch == "answer edited"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("if a:\n  b", "if a:\n    b"),
+        ("yes\n", " yes"),
+        ("<think>a b</think>\nyes", "<think>a\nb</think>\nyes"),
+        (CALL, CALL.replace("1", "1.0")),
+        ("<think>a</think>\nyes", "yes"),
+    ],
+    ids=["text", "ends", "thought", "number", "no thought"],
+)
+def test_choice_that_comes_back_is_not_one_that_is_like_it(answers: tuple[str, str]) -> None:
+    session, asked = Session(), {"role": "user", "content": "Where?"}
+    sent = [for_template(message_of(text, [], PARSER.for_tools(TOOLS), 0)) for text in answers]
+    for text, message in zip(answers, sent, strict=True):
+        session.place(PolicyCall([asked]))
+        session.answer(text, message)
+    for number, message in enumerate(sent):  # also where its calls have got other ids
+        assert session.place(PolicyCall([asked, message])).follows == number

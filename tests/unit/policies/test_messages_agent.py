@@ -137,3 +137,17 @@ def test_observations_of_other_shapes_and_parsers_are_refused():
         MessagesAgent().update_from_env("Hello", 0.0, False, {})
     with pytest.raises(ConfigError, match="parser_name"):
         MessagesAgent(parser_name="none")
+
+
+def test_contents_may_be_lists_of_parts():
+    def parts(text):
+        return [{"type": "text", "text": text}]
+
+    system, user = ({"role": role, "content": parts("a")} for role in ("system", "user"))
+    agent = asked([system, user], [BUY])
+    assert agent.messages[0]["content"][0] == parts("a")[0]
+    assert "buy" in agent.messages[0]["content"][1]["text"]
+    answer = agent.update_from_model("<think>why</think>\nyes").action
+    shown = {**answer, "content": parts(answer["content"])}
+    agent.update_from_env({"messages": [user, shown, user]}, 0.0, False, {})
+    assert agent.chat_completions[1]["content"] == "<think>why</think>\nyes"

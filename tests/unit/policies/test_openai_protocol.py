@@ -1014,3 +1014,11 @@ def test_every_kind_of_error_has_a_status_of_its_own() -> None:
     statuses = {kind.__name__: status_of(kind("")) for kind in kinds - {RequestError}}
     assert len(set(statuses.values())) == len(statuses) == 5
     assert statuses["NotFoundError"] == 404 and status_of(RuntimeError("broken")) == 500
+
+
+def test_call_of_a_history_has_three_fields_for_the_template() -> None:
+    function = {"name": "add", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
+    call = {"id": "c", "type": "function", "index": 0, "function": function}
+    message = ChatMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    shown = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert message.for_template["tool_calls"] == [shown]
