@@ -29,6 +29,7 @@ from typing import Any
 from actors.gateway.calls import PlayedCall, ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.gateway.remote_program import RemoteProgram
+from actors.rollouts.env_calls import check_agent_args, check_class
 from actors.rollouts.rollout import CountsTokens, Pair
 from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
 from environments.errors import AgentError, ConfigError, EnvironmentFailure, PromptTooLongError
@@ -417,6 +418,9 @@ def pair_of(
             environment does not take one of its arguments.
     """
     if rollout is None and agent_class is not None and env_class is not None:
+        check_class("agent_class", agent_class, BaseAgent)
+        check_class("env_class", env_class, BaseEnv)
+        check_agent_args(agent_class, agent_args)
         check_env_args(env_class, env_args)
         return Pair(
             agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
