@@ -359,6 +359,9 @@ def test_several_choices_are_branches_of_one_prompt() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         response = await say(client, "a", n=3)
         assert [choice.index for choice in response.choices] == [0, 1, 2]
+        one = len("You said a") + 1
+        assert response.usage.completion_tokens == 3 * one
+        assert response.usage.total_tokens == 3 * one + len("user\na") + 1 + len("assistant\n")
         return 1.0
 
     trajectory = play(solve)
