@@ -46,7 +46,7 @@ def for_template(message: Message) -> Message:
 def completion_of(answer: Json, model: str) -> Json:
     """The ``chat.completion`` with an answer: its ``message``, how it ended, ``usage`` and version."""
     choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish_reason"]}
-    if answer["finish_reason"] == "stop" and answer["stop"] is not None:
+    if answer["finish_reason"] != "length" and answer["stop"] is not None:
         choice["stop_reason"] = answer["stop"]
     return {
         "id": f"chatcmpl-{answer['id']}",
