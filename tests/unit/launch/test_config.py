@@ -53,6 +53,7 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
             r"masked_reasons\[0\]='timeout' is not one of env_done, max_steps",
         ),
         ("rollout.temperature=0", r"rollout\.temperature=0 .*temperature above 0.*temperature=1"),
+        ("algorithm.name=gpro", r"'gpro' is not one of .*Did you mean 'grpo'\?"),
         ("evaluation.num_replicas=1", r"evaluation\.num_replicas=1 .*evaluation\.every=0 .*every=10"),
         ("learner.critic.clip_range=0.1", r"learner\.critic .*'grpo' has no critic.*algorithm\.name=ppo"),
         (
