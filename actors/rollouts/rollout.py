@@ -415,15 +415,16 @@ def _request(
             raise AgentError(f"{type(agent).__name__}.{faults[0]}")
         previous, messages = past.before(shown)
         tools = agent.tool_schemas
-        own = {"max_tokens": budget.max_tokens, **agent.sampling}
     if previous is not None:
         budget.go_on_from(previous)
     seed = None if request.seed is None else request.seed + turn
+    with in_agent(agent, "sampling"):
+        own = {"max_tokens": budget.max_tokens, **agent.sampling}
+        own["max_tokens"] = min(own["max_tokens"], budget.max_tokens)
+        params = replace(request.params, seed=seed, **own)
     return SampleRequest(
         messages=messages,
-        params=replace(
-            request.params, seed=seed, **{**own, "max_tokens": min(own["max_tokens"], budget.max_tokens)}
-        ),
+        params=params,
         session_id=request.rollout_id,
         previous=previous,
         min_version=request.min_version,

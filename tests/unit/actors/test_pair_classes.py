@@ -66,6 +66,23 @@ def test_arguments_that_an_agent_does_not_take_are_named() -> None:
         pair_of(GameAgent, SingleTurnEnvironment, None, {"colour": 1}, {})
 
 
+def try_first(agent_class: Any) -> None:
+    tasks = Dataset([{"question": "?", "ground_truth": "1"}])
+    workload = Workload(
+        agent_class=agent_class,
+        env_class=SingleTurnEnvironment,
+        env_args={"reward_fn": lambda task_info, action: 0.0},
+        train_dataset=tasks,
+    )
+    check_agent(workload, tasks)
+
+
+@pytest.mark.parametrize("sampling", [{"temprature": 1}, {"max_tokens": "5"}, None])
+def test_sampling_of_an_agent_that_no_engine_knows_is_named(sampling: Any) -> None:
+    with pytest.raises(AgentError, match=r"raised in Mine\.sampling: TypeError"):
+        try_first(type("Mine", (GameAgent,), {"sampling": sampling}))
+
+
 @pytest.mark.parametrize(
     ("messages", "named"),
     [
@@ -78,13 +95,5 @@ def test_arguments_that_an_agent_does_not_take_are_named() -> None:
     ],
 )
 def test_messages_that_no_model_reads_are_named(messages: Any, named: str) -> None:
-    agent_class = type("Mine", (GameAgent,), {"chat_completions": messages})
-    tasks = Dataset([{"question": "?", "ground_truth": "1"}])
-    workload = Workload(
-        agent_class=agent_class,
-        env_class=SingleTurnEnvironment,
-        env_args={"reward_fn": lambda task_info, action: 0.0},
-        train_dataset=tasks,
-    )
     with pytest.raises(AgentError, match=f"Mine.chat_completions.*({named})"):
-        check_agent(workload, tasks)
+        try_first(type("Mine", (GameAgent,), {"chat_completions": messages}))
