@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from environments import contract
@@ -48,7 +48,7 @@ def check_class(name: str, given: Any, base: type[BaseAgent] | type[BaseEnv]) ->
         missing = ", ".join(sorted(vars(given)["__abstractmethods__"]))
         raise ConfigError(f"{name}={shown} lacks methods of {base.__name__}: define {missing}.")
     for method, head, positional, named in AGENT_CALLS if base is BaseAgent else ENV_CALLS:
-        function = inspect.getattr_static(given, method)
+        function = inspect.getattr_static(given, method, None)  # one that was registered may have none
         if inspect.isfunction(function):
             _check_call(f"{shown}.{method}", function, f"def {method}{head}", (None, *positional), named)
     if issubclass(given, BaseEnv):
@@ -61,15 +61,25 @@ def _check_call(
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{name}() {contract.IS_ASYNC}")
     try:
-        inspect.signature(function).bind(*positional, **dict.fromkeys(named))
+        _bind(function, *positional, **dict.fromkeys(named))
     except TypeError as error:
         raise ConfigError(f"{name} cannot be called as rollouts call it ({error}): write {right}.") from error
 
 
+def _bind(function: Callable[..., Any], *positional: Any, **named: Any) -> None:
+    """Raise ``TypeError`` where a function does not take these arguments, as far as its own head shows that:
+    a decorator may pass more than it gets, and much that is written in C has no head.
+    """
+    with suppress(ValueError):
+        inspect.signature(function, follow_wrapped=False).bind(*positional, **named)
+
+
 def check_agent_args(agent_class: type[BaseAgent], agent_args: Mapping[str, Any]) -> None:
     """Require that the agent can be made from its arguments. Raises ``ConfigError``."""
+    if hasattr(agent_class, "__signature__"):  # pydantic's classes take more than theirs shows
+        return
     try:
-        inspect.signature(agent_class).bind(**agent_args)
+        _bind(agent_class, **agent_args)
     except TypeError as error:
         raise ConfigError(
             f"agent_args={sorted(agent_args)} are not the arguments of {agent_class.__name__} ({error}): "

@@ -124,7 +124,10 @@ def is_number(value: Any) -> bool:
 
 def is_reward(value: Any) -> bool:
     """Return whether ``value`` is a number that the learner can compute with."""
-    return is_number(value) and bool(abs(value) <= MAX_REWARD)
+    try:
+        return is_number(value) and abs(float(value)) <= MAX_REWARD
+    except OverflowError:
+        return False
 
 
 def is_bool(value: Any) -> bool:

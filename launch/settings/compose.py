@@ -48,7 +48,7 @@ RIGHT_TYPES = {
     "is not Optional": "something else than null",
     "Union[bool, str]": "true, false or a text",
 }
-"""What a setting has to be, by the part of OmegaConf's message that shows its type."""
+"""Sorts of values, by the part of OmegaConf's message that shows that a setting needs one."""
 
 
 def compose(overrides: list[str]) -> TrainConfig:

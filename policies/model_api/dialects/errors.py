@@ -26,7 +26,7 @@ ANTHROPIC_NAMES = {
     "response_format": "output_config.format",
     "continue_final_message": "last message of the assistant",
 }
-"""What Anthropic's clients send for fields of the chat request, which errors of the engine's side name."""
+"""Fields of Anthropic's clients by those of the chat request, which errors of the engine's side name."""
 UNSUPPORTED: dict[str | None, Json] = {
     "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 }

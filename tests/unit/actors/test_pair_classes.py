@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import pydantic
 import pytest
 
 from actors.gateway.function import pair_of
@@ -12,7 +14,7 @@ from environments import Dataset, SingleTurnEnvironment
 from environments.errors import AgentError, ConfigError
 from launch.validation.trial import check_agent
 from launch.workload import Workload
-from policies import GameAgent
+from policies import BaseAgent, GameAgent
 
 
 async def later(self: Any, *args: Any, **kwargs: Any) -> None: ...
@@ -59,6 +61,74 @@ def test_environment_that_cannot_be_called_is_named(method: str, made: Any, name
     env_class = type("Mine", (SingleTurnEnvironment,), {method: made})
     with pytest.raises(ConfigError, match=f"Mine.*{named}"):
         pair_of(GameAgent, env_class, None, {}, {})
+
+
+def given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as those of settings and locks: it passes one argument more."""
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, None, *args, **kwargs)
+
+    return wrapper
+
+
+class Given(GameAgent):
+    @given
+    def __init__(self, lock: None, colour: int = 1) -> None:
+        super().__init__()
+
+    @given
+    def reset(self, lock: None) -> None:
+        super().reset()
+
+    @given
+    def update_from_model(self, lock: None, response: str, **kwargs: Any) -> Any:
+        return super().update_from_model(response, **kwargs)
+
+
+@functools.wraps(GameAgent, updated=())
+class Wrapped(Given):
+    """A class whose decorator shows the head of another one."""
+
+
+class OfAliases(pydantic.BaseModel, BaseAgent):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    colour: int = pydantic.Field(1, alias="hue")
+
+    reset = update_from_env = update_from_model = lambda self, *args, **kwargs: None
+
+
+class OfC(dict[str, Any], GameAgent):
+    """Python does not know which arguments a dict takes."""
+
+
+@BaseAgent.register
+class Passing:
+    """It has no method of its own."""
+
+    def __init__(self, **given: Any) -> None:
+        self._agent = GameAgent()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+
+class GivenEnv(SingleTurnEnvironment):
+    @given
+    def step(self, lock: None, action: Any) -> Any:
+        return super().step(action)
+
+
+class MadeByC(SingleTurnEnvironment):
+    from_dict = staticmethod(type)
+
+
+@pytest.mark.parametrize("agent_class", [Given, Wrapped, OfAliases, OfC, Passing])
+@pytest.mark.parametrize("env_class", [GivenEnv, MadeByC])
+def test_head_that_is_not_known_is_no_fault(agent_class: Any, env_class: Any) -> None:
+    pair = pair_of(agent_class, env_class, None, {"colour": 2}, {})
+    assert isinstance(pair.make_agent(), BaseAgent)
 
 
 def test_arguments_that_an_agent_does_not_take_are_named() -> None:

@@ -100,7 +100,13 @@ def test_reward_may_be_a_plain_number():
     assert env.step("x")[1] == 1.0
 
 
-@pytest.mark.parametrize("verdict", [None, "1.0", float("nan"), float("inf"), 1e16, 10**400, np.array([1.0])])
+OVERFLOWING = [np.float16("inf"), np.int64(-(2**63))]
+"""Numbers in whose types 1e15 is infinite, or their absolute value negative."""
+NO_REWARDS = [None, "1.0", float("nan"), float("inf"), 1e16, 10**400, np.array([1.0]), *OVERFLOWING]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("verdict", NO_REWARDS)
 @pytest.mark.parametrize("wrap", [lambda verdict: verdict, RewardOutput], ids=["alone", "wrapped"])
 def test_reward_that_is_no_finite_number_is_an_error(verdict, wrap):
     env = SingleTurnEnvironment({}, lambda task_info, action: wrap(verdict))
@@ -109,7 +115,8 @@ def test_reward_that_is_no_finite_number_is_an_error(verdict, wrap):
         env.step("x")
 
 
-@pytest.mark.parametrize("verdict", [True, np.True_, np.float32(1), RewardOutput(np.int64(1))])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("verdict", [True, np.True_, np.float32(1), np.float16(1), RewardOutput(np.int64(1))])
 def test_number_of_numpy_is_a_reward(verdict):
     env = SingleTurnEnvironment({}, lambda task_info, action: verdict)
     env.reset()
