@@ -100,8 +100,8 @@ class AgentExecutionEngine:
         disable_thinking: short for ``chat_template_kwargs={"enable_thinking": False}``.
 
     Raises:
-        ConfigError: a value is unknown or impossible.
-        AgentError: the agent cannot be made from ``agent_args``.
+        ConfigError: a value is unknown or impossible, or rollouts cannot call one of the classes.
+        AgentError: the agent's ``__init__`` raised.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ from actors.gateway.server import (
 from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.errors import ConfigError
-from environments.rewards.base import is_reward
+from environments.rewards.base import MAX_REWARD, is_reward
 from policies.agent_api.context import SESSION_HEADER
 from policies.model_api.errors import RequestError
 
@@ -371,6 +371,7 @@ def _checked(result: Json) -> Json:
         raise RequestError(
             'Send {"reward": NUMBER}, if you like with "is_correct": true or false; {"rewards": [NUMBER, '
             '...]}, one for each call of the policy, or null to leave its answer out; {"later": true} where '
-            'it is not known yet; or {"error": TEXT} where the task could not be played.',
+            'it is not known yet; or {"error": TEXT} where the task could not be played. A NUMBER is '
+            f"finite, and at most {MAX_REWARD:g} above or below 0.",
         )
     return result

@@ -824,7 +824,8 @@ def test_program_that_goes_before_its_task_comes_takes_none(
 )
 def test_result_in_another_form_is_a_bad_request(http: httpx.Client, result: dict[str, Any]) -> None:
     response = http.post("/sessions/any/reward", content=json.dumps(result))
-    assert response.status_code == 400 and 'Send {"reward": NUMBER}' in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and 'Send {"reward": NUMBER}' in message and "1e+15" in message
 
 
 @pytest.mark.parametrize("key", ["", "another-key-of-somebody", "schlüssel"])
