@@ -417,8 +417,8 @@ def pair_of(
     """The pair of two classes, or that of a rollout function, whose classes are those of this module.
 
     Raises:
-        ConfigError: both are given, or neither, or the function does not take a task and a client; or rollouts
-            cannot call one of the classes, or it does not take one of its arguments.
+        ConfigError: both are given, or neither, or the function does not take a task and a client; or
+            rollouts cannot call one of the classes, or it does not take one of its arguments.
     """
     if rollout is None and agent_class is not None and env_class is not None:
         check_class("agent_class", agent_class, BaseAgent)
