@@ -698,6 +698,7 @@ def test_program_goes_on_when_a_killed_driver_is_resumed(server: SessionServer) 
         assert driver.stdout is not None and driver.stdout.readline() == "is called\n"
         driver.kill()
         assert isinstance(once.exception(3), openai.APIConnectionError)
+        driver.wait(60)  # its port may be the last that it gives back
         assert not retried.done()
         resumed = SessionServer(port=port, silent_seconds=20)
         rollout = threads.submit(play, resumed.rollout)
