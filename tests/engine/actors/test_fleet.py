@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from called_by_part import call_by_part
 
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -68,7 +69,7 @@ def stream(ray_cluster: None) -> Iterator[TrajectoryStream]:
     stream.close()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["a process each", "two an actor"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["a process each", "two an actor, by a part"])
 def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[Any]:
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"]))
     fleet = RolloutFleet.remote(
@@ -78,6 +79,8 @@ def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[
         RolloutLimits(timeout_seconds=TIMEOUT_SECONDS),
         FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES, pairs_per_actor=request.param),
     )
+    if request.param > 1:
+        call_by_part(fleet)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     yield fleet
