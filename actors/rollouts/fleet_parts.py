@@ -29,9 +29,11 @@ from environments.types import TerminationReason
 
 PAIRS_OF_FLEET = 512
 """Pairs that the fleet's own process calls."""
-PAIRS_PER_PART = 2048
-GATHER_SECONDS = 0.05
-"""Seconds for which a list gathers what goes to a part or comes from it."""
+PAIRS_PER_PART = 1024
+GATHER_SECONDS = 0.1
+"""Seconds for which a list gathers what goes to a part or comes from it. Rollouts of so many pairs take longer:
+else the engines would be too slow for them.
+"""
 
 Turn = tuple[str, int, int, bytes]
 """Arguments of ``RolloutFleet.record_turn``."""

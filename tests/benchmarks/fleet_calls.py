@@ -1,6 +1,6 @@
 """The CPU milliseconds of a rollout in the processes of a fleet, with Ray's part of their calls.
 
-    python tests/benchmarks/fleet_calls.py [--rollouts 600]
+    python tests/benchmarks/fleet_calls.py [--rollouts 600] [--turns 4]
 
 The real fleet, stream and rollout actors on real Ray, which are busy all the time; the sampling actor has its
 replies ready. A fleet calls its first rollout actors itself, and a part of it calls the others.
@@ -28,7 +28,7 @@ from actors.settings import FleetConfig
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-NUM_ACTORS, NUM_TURNS = 4, 4
+NUM_ACTORS = 4
 REPLY = "A reply of some words, as a model gives them. " * 4
 PROCESSES = ("RolloutFleet", "FleetPart", "TrajectoryQueue")
 
@@ -42,22 +42,24 @@ class ReplayedTalk(TalkEnvironment):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=600, help="of each row")
-    number = parser.parse_args().rollouts
+    parser.add_argument("--turns", type=int, default=4, help="of a rollout")
+    arguments = parser.parse_args()
+    number, num_turns = arguments.rollouts, arguments.turns
     columns = ("called by", "journal", "rollouts/s", "fleet", "part", "queue")
-    report = Report(f"CPU ms of a rollout of {NUM_TURNS} turns, {NUM_ACTORS} rollout actors", columns)
+    report = Report(f"CPU ms of a rollout of {num_turns} turns, {NUM_ACTORS} rollout actors", columns)
     start_ray()
     for env_class in (TalkEnvironment, ReplayedTalk):
         for num_own, name in ((NUM_ACTORS, "the fleet"), (0, "a part")):
-            rate, used = measured(env_class, num_own, number)
+            rate, used = measured(env_class, num_own, number, num_turns)
             report.add(name, env_class.resumes_by or "-", f"{rate:.0f}", *(f"{each:.2f}" for each in used))
     ray.shutdown()
     report.print()
 
 
-def measured(env_class: Any, num_own: int, number: int) -> tuple[float, list[float]]:
+def measured(env_class: Any, num_own: int, number: int, num_turns: int) -> tuple[float, list[float]]:
     """Rollouts a second, and CPU milliseconds of a rollout in each of the processes."""
     stream = TrajectoryStream(capacity=64)
-    sampler = SamplerActor.remote(partial(ScriptedSampler, [REPLY] * NUM_TURNS))
+    sampler = SamplerActor.remote(partial(ScriptedSampler, [REPLY] * num_turns))
     fleet: Any = RolloutFleet.remote(  # type: ignore[attr-defined]
         Pair(agent_class=GameAgent, env_class=env_class),
         sampler,
@@ -68,9 +70,9 @@ def measured(env_class: Any, num_own: int, number: int) -> tuple[float, list[flo
     ray.get(fleet.__ray_call__.remote(call_so_many_itself, num_own))
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
-    play(stream, "first", number // 4)  # first calls are slower
+    play(stream, "first", number // 4, num_turns)  # first calls are slower
     before, start = cpu_seconds(), time.perf_counter()
-    play(stream, "measured", number)
+    play(stream, "measured", number, num_turns)
     seconds, after = time.perf_counter() - start, cpu_seconds()
     stream.close()
     for each in (fleet, sampler):
@@ -87,11 +89,11 @@ def call_so_many_itself(fleet: Any, num_pairs: int) -> None:
     fleet_parts.PAIRS_OF_FLEET = num_pairs
 
 
-def play(stream: TrajectoryStream, name: str, number: int) -> None:
-    task = {"question": "What is it?", "num_turns": NUM_TURNS}
+def play(stream: TrajectoryStream, name: str, number: int, num_turns: int) -> None:
+    task = {"question": "What is it?", "num_turns": num_turns}
     groups = [f"{name} {index}" for index in range(number)]
     requests = [RolloutRequest(rollout_id=f"{each}/0", group_id=each, task=task) for each in groups]
-    assert all(len(each.trajectories[0].steps) == NUM_TURNS for each in stream.groups(requests))
+    assert all(len(each.trajectories[0].steps) == num_turns for each in stream.groups(requests))
 
 
 def cpu_seconds() -> list[float]:
