@@ -31,9 +31,7 @@ PAIRS_OF_FLEET = 512
 """Pairs that the fleet's own process calls."""
 PAIRS_PER_PART = 1024
 GATHER_SECONDS = 0.1
-"""Seconds for which a list gathers what goes to a part or comes from it. Rollouts of so many pairs take longer:
-else the engines would be too slow for them.
-"""
+"""Seconds for which a list gathers what goes to a part or comes from it, in a large fleet."""
 
 Turn = tuple[str, int, int, bytes]
 """Arguments of ``RolloutFleet.record_turn``."""

@@ -48,7 +48,8 @@ async def test_actors_beyond_those_of_the_fleet_have_parts(monkeypatch: pytest.M
     assert parts.take(2) is None
     parts.check()
     take = dies
-    parts.take(4), parts.take(2)
+    for _ in range(2):
+        parts.take(4)
     await asyncio.sleep(0.01)
     with pytest.raises(RayActorError):
         parts.check()
