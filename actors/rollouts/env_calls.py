@@ -89,8 +89,8 @@ def check_sent(agent_args: Mapping[str, Any], env_args: Mapping[str, Any], task:
             cloudpickle.dumps(value)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{name}={value!r:.90} cannot be sent to a rollout actor ({error}): make it where it is used, "
-                "in the __init__ of the agent or the environment, from texts and numbers."
+                f"{name}={value!r:.90} cannot be sent to a rollout actor ({error}): make it "
+                "where it is used, in the __init__ of the agent or environment, from texts and numbers."
             ) from error
 
 
