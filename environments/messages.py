@@ -147,10 +147,6 @@ def plain_json(value: Any) -> Any:
         return [plain_json(item) for item in value]
     if isinstance(value, bool | int | float | str):
         return value
-    if hasattr(value, "item"):
-        for kind, python in ((Integral, int), (Real, float)):
-            if isinstance(value, kind):
-                return python(value)
-        if type(value).__name__ in ("bool", "bool_"):
-            return bool(value)
-    return str(value)
+    if hasattr(value, "item") and isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return bool(value) if type(value).__name__ in ("bool", "bool_") else str(value)
