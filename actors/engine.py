@@ -21,6 +21,7 @@ from tqdm import tqdm
 from actors.fingerprint import digest, fingerprint
 from actors.gateway.function import RolloutFunction, pair_of
 from actors.ray_tools.connect import connect
+from actors.rollouts.env_calls import check_sent
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.sampling.backends import SAMPLERS, check_calls
@@ -162,6 +163,7 @@ class AgentExecutionEngine:
         self._make_sampler()  # finds here what cannot work
         self._params = _sampling_params(sampling, self._sampler_class)
         self._pair = pair_of(agent_class, env_class, rollout, agent_args or {}, env_args or {})
+        check_sent(self._pair.agent_args, self._pair.env_args)
         agent = self._pair.make_agent()  # here it is one error, later one for each task
         check_calls(agent, self._sampler_class)
         check_served_parsers([agent.served_parser], policy.get("model_path", tokenizer_path))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from environments.messages import is_part
+from environments.messages import is_part, plain_json
 from environments.rewards.base import MAX_REWARD, is_bool, is_number, is_reward
 
 IS_ASYNC = (
@@ -165,10 +165,17 @@ def json_doubts(method: str, observation: Any, info: dict[str, Any]) -> list[str
     doubts = []
     for name, value in {"observation": observation, "info": info}.items():
         try:
-            json.dumps(value)
+            json.dumps(value, default=_number)
         except (TypeError, ValueError) as error:
             doubts.append(f"{method} returned an {name} that cannot be saved as JSON: {error}.")
     return doubts
+
+
+def _number(value: Any) -> Any:
+    plain = plain_json(value)
+    if isinstance(plain, str):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return plain
 
 
 def kind_of(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from environments.prefix_tree import PrefixTree, Span
@@ -131,7 +132,8 @@ def is_plain(value: Any) -> bool:
 
 
 def plain_json(value: Any) -> Any:
-    """The value as it will be read again: a value or key that JSON does not know becomes its text.
+    """The value as it will be read again: a number of numpy's becomes Python's, and any other value or key
+    that JSON does not know its text.
 
     It may share parts with ``value``.
     """
@@ -143,4 +145,8 @@ def plain_json(value: Any) -> Any:
         return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "item") and isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return bool(value) if type(value).__name__ in ("bool", "bool_") else str(value)

@@ -123,9 +123,26 @@ def _default_ks(largest: int) -> list[int]:
     return sorted({*(1 << exponent for exponent in range(largest.bit_length())), largest})
 
 
+def check_comparable(tasks: Iterable[Mapping[str, Any]]) -> None:
+    """Require tasks of which equal ones can be found. Raises ``DatasetError``."""
+    for task in tasks:
+        _fingerprint(task)
+
+
 def _fingerprint(task: Any) -> str:
     try:
-        canonical = json.dumps(task, sort_keys=True)
+        canonical = json.dumps(task, sort_keys=True, default=_plain)
     except (TypeError, ValueError) as error:
-        raise DatasetError(f"The task {task!r} is no JSON ({error}), so equal ones are not found.") from error
+        raise DatasetError(
+            f"The task {task!r} is no JSON ({error}), so equal ones are not found: write its values as "
+            "texts, numbers, lists or dicts."
+        ) from error
     return hashlib.md5(canonical.encode(), usedforsecurity=False).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """The value of a numpy number or array, or the text of a date, as JSON has it."""
+    for form in ("tolist", "isoformat"):
+        if hasattr(value, form):
+            return getattr(value, form)()
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")

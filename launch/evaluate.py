@@ -12,7 +12,7 @@ from statistics import fmean
 
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, TroupeError
-from environments.pass_at_k import compute_pass_at_k, judges
+from environments.pass_at_k import check_comparable, compute_pass_at_k, judges
 from environments.types import Trajectory
 from launch.recipes.task_file import workload_of
 from launch.reporting.conversation import best_and_worst, conversation
@@ -91,6 +91,7 @@ def check_evaluated_workload(config: TrainConfig, workload: Workload) -> None:
     check_one_policy(workload)
     check_tool_parsers(config, workload)
     for tasks in check_held_out_tasks(workload).values():
+        check_comparable(tasks[: config.evaluation.num_tasks])
         try_first_task(workload, tasks)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from trained_run import save_whole
 
 from actors.rollouts.rollout import RolloutRequest
-from environments import BaseEnv, Dataset
+from environments import Dataset, SingleTurnEnvironment
 from environments.data.curriculum import Curriculum
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig
@@ -28,7 +28,7 @@ from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
-from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
 from policies.learning.algorithm import Algorithm
 
 EASY, RIGHT, IMPOSSIBLE = KINDS = ("easy", "right", "impossible")
@@ -172,7 +172,7 @@ class SimulatedTraining:
             text = (self.state.checkpoint / "policy").read_text()
             self.policy.weights = [float.fromhex(each) for each in text.split()]
         workload = Workload(
-            agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks, curriculum=curriculum
+            agent_class=GameAgent, env_class=SingleTurnEnvironment, train_dataset=tasks, curriculum=curriculum
         )
         self._tracker = cast(Any, SimpleNamespace(announce=self.said.append, failures=lambda groups: None))
         self.plan = TaskPlan(config, workload, False, self.state, self._tracker)

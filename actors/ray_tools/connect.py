@@ -239,5 +239,6 @@ def unreachable(reason: object) -> ConfigError:
     """The error for a cluster that does not answer."""
     return ConfigError(
         f"The Ray cluster that this process was pointed to does not answer ({reason}): start it with "
-        "`ray start --head`, or unset RAY_ADDRESS and run `ray stop` to have one started here."
+        "`ray start --head`, or correct the address (RAY_ADDRESS, --address). A run starts a Ray of its own "
+        "where RAY_ADDRESS is unset and no `ray start` is left (`ray stop`)."
     )

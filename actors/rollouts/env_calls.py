@@ -6,9 +6,12 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
+
+import cloudpickle
 
 from environments import contract
 from environments.base import BaseEnv, judged_success
@@ -85,6 +88,20 @@ def check_agent_args(agent_class: type[BaseAgent], agent_args: Mapping[str, Any]
             f"agent_args={sorted(agent_args)} are not the arguments of {agent_class.__name__} ({error}): "
             f"name those of {agent_class.__name__}.__init__."
         ) from error
+
+
+def check_sent(agent_args: Mapping[str, Any], env_args: Mapping[str, Any], task: Any = None) -> None:
+    """Require that the arguments and a task can be copied to a rollout actor. Raises ``ConfigError``."""
+    named = {f"agent_args[{name!r}]": value for name, value in agent_args.items()}
+    named |= {f"env_args[{name!r}]": value for name, value in env_args.items()} | {"task": task}
+    for name, value in named.items():
+        try:
+            cloudpickle.dumps(value)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{name}={value!r:.90} cannot be sent to a rollout actor ({error}): make it "
+                "where it is used, in the __init__ of the agent or environment, from texts and numbers."
+            ) from error
 
 
 @contextmanager

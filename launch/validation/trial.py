@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.gateway.remote_program import RemoteProgram
 from actors.ray_tools.background import in_background
-from actors.rollouts.env_calls import in_env
+from actors.rollouts.env_calls import check_sent, in_env
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.data.datasets import Dataset
@@ -47,23 +47,25 @@ def check_agent(workload: Workload, tasks: Dataset) -> None:
     Raises:
         AgentError: the agent broke its contract.
         ContractError: the environment broke its own, for example by a reward that is not finite.
-        ConfigError: the agent cannot be played by a policy server.
+        ConfigError: the agent cannot be played by a policy server, or its arguments cannot be sent to it.
     """
     from actors.sampling.backends import check_calls
     from actors.sampling.serve_sampler import ServeSampler  # both load Ray: --help would wait for it
 
     if isinstance(workload.rollout, RemoteProgram):
         return
+    pair = workload.pair
+    check_sent(pair.agent_args, pair.env_args, tasks[0])
     sampler = ScriptedSampler(lambda _messages: "0")
 
     def sample(request: SampleRequest) -> Any:
         return asyncio.run(sampler.sample(request))
 
     request = RolloutRequest(rollout_id="check/0", group_id="check", task=tasks[0])
-    agent = workload.pair.make_agent()
+    agent = pair.make_agent()
     check_calls(agent, ServeSampler)
     try:
-        env = workload.pair.make_env(request)
+        env = pair.make_env(request)
         try:
             run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1), Journal())
         finally:

@@ -147,7 +147,10 @@ class OpenAIFrontend:
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
             served = ", ".join(map(repr, self.names))
-            raise unknown_model(f"The model {name!r} does not exist: this server serves {served}.")
+            raise unknown_model(
+                f"The model {name!r} does not exist: this server serves {served}, and the agents that "
+                "GET /v1/models lists beside."
+            )
 
     def _shown(self, body: ChatRequest) -> tuple[str, ...]:
         """The pictures in its messages."""

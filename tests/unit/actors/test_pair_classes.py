@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pydantic
 import pytest
 
 from actors.gateway.function import pair_of
+from actors.rollouts.env_calls import check_sent
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import AgentError, ConfigError
 from launch.validation.trial import check_agent
@@ -136,8 +138,8 @@ def test_arguments_that_an_agent_does_not_take_are_named() -> None:
         pair_of(GameAgent, SingleTurnEnvironment, None, {"colour": 1}, {})
 
 
-def try_first(agent_class: Any) -> None:
-    tasks = Dataset([{"question": "?", "ground_truth": "1"}])
+def try_first(agent_class: Any, **more: Any) -> None:
+    tasks = Dataset([{"question": "?", "ground_truth": "1", **more}])
     workload = Workload(
         agent_class=agent_class,
         env_class=SingleTurnEnvironment,
@@ -167,3 +169,10 @@ def test_sampling_of_an_agent_that_no_engine_knows_is_named(sampling: Any) -> No
 def test_messages_that_no_model_reads_are_named(messages: Any, named: str) -> None:
     with pytest.raises(AgentError, match=f"Mine.chat_completions.*({named})"):
         try_first(type("Mine", (GameAgent,), {"chat_completions": messages}))
+
+
+def test_what_no_process_can_be_sent_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^task=.*lock.* cannot be sent to a rollout actor"):
+        try_first(GameAgent, lock=threading.Lock())
+    with pytest.raises(ConfigError, match=r"^env_args\['client'\]=.* cannot be sent"):
+        check_sent({}, {"client": threading.Lock()})

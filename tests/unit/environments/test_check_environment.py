@@ -105,7 +105,7 @@ def test_agents_own_actions_can_be_given():
 
 def test_numpys_numbers_are_numbers():
     numpy = pytest.importorskip("numpy")
-    result = ("text", numpy.float32(1), numpy.bool_(True), {})
+    result = ("text", numpy.float32(1), numpy.bool_(True), {"turn": numpy.int64(1)})
     assert str(check_environment(answering(result), TASK)) == "Answering: all fine."
     assert str(check_environment(answering(("text", True, False, {})), TASK)) == "Answering: all fine."
 

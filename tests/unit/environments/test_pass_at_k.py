@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from datetime import date
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 from environments import ConfigError, TerminationReason, Trajectory, compute_pass_at_k
@@ -126,6 +128,12 @@ def test_no_results_and_impossible_ks_are_refused():
         compute_pass_at_k([])
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
         compute_pass_at_k(attempts({}, 1), ks=[0, 1])
+
+
+def test_values_of_numpy_and_dates_in_tasks_are_compared():
+    made = [{"a": np.int64(1), "b": np.arange(n), "c": date(2024, 1, 1)} for n in (2, 2, 3)]
+    results = [each for task in made for each in attempts(task, 1)]
+    assert compute_pass_at_k(results, ks=[1]).num_problems == 2
 
 
 def test_task_that_is_no_json_is_refused():

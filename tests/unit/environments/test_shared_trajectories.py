@@ -152,6 +152,16 @@ def test_plain_value_is_what_json_reads_again(value: Any) -> None:
     assert plain_json(value) == json.loads(json.dumps(value))
 
 
+def test_numbers_of_numpy_are_numbers_when_they_are_read_again() -> None:
+    task = {"seed": np.int64(3), "share": np.float32(0.5), "done": np.True_, "list": [np.int32(1)]}
+    info = {"turn": np.int64(2), "grid": np.zeros((1, 2))}
+    line = json.dumps(written(Trajectory(task=task, reward=np.float32(1.0), steps=[Step(info=info)])))
+    read = trajectory_from_json(json.loads(line))
+    assert repr(read.task) == "{'seed': 3, 'share': 0.5, 'done': True, 'list': [1]}"
+    assert repr(read.reward) == "1.0"
+    assert repr(read.steps[0].info) == "{'turn': 2, 'grid': '[[0. 0.]]'}"
+
+
 def test_field_of_a_subclass_named_as_a_column_spoils_nothing() -> None:
     kind = make_dataclass("Chat", [("messages", Any, None), ("conversations", Any, None)], bases=(Step,))
     line = written(Trajectory(steps=[kind([{"role": "user", "content": "ask"}], messages=["own"])]))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from actors.rollouts.rollout import RolloutRequest
-from environments.base import BaseEnv
+from environments.base import SingleTurnEnvironment
 from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
@@ -19,7 +19,7 @@ from launch.training.rollouts import Rollouts, RolloutSource
 from launch.training.run_state import RunState
 from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
-from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
 
 TASKS = Dataset([{"number": number} for number in range(6)])
 ERROR = "EnvironmentFailure: The environment raised in Shop.reset: OSError: no shop"
@@ -61,7 +61,7 @@ def begun(
     state = RunState(config, folder)
     if before is not None:
         state.progress = before.progress
-    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
+    workload = Workload(agent_class=GameAgent, env_class=SingleTurnEnvironment, train_dataset=tasks)
     plan = TaskPlan(config, workload, False, state, cast(Any, SimpleNamespace(announce=said.append)))
     source = cast(RolloutSource, PlayedAtOnce(broken))
     rollouts = Rollouts(source, plan, config.rollout, state.progress, num_updates=1000)

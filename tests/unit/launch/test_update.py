@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayError
 from test_rollouts import FakeStream
 
-from environments import BaseEnv, Dataset
+from environments import Dataset, SingleTurnEnvironment
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.tracker import Tracker
@@ -25,7 +25,7 @@ from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
-from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
@@ -203,7 +203,7 @@ def test_updates_that_make_do_leave_no_group_to_grow_stale(
     settings.rollout.groups_per_step, settings.rollout.max_staleness = groups_per_step, max_staleness
     tracker, num_updates = FakeTracker(), 8
     tasks = Dataset([{"question": str(index)} for index in range(5)])
-    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
+    workload = Workload(agent_class=GameAgent, env_class=SingleTurnEnvironment, train_dataset=tasks)
     state = RunState(settings, tmp_path)
     plan = TaskPlan(settings, workload, False, state, tracker)
     rollouts = Rollouts(Stream(), plan, settings.rollout, state.progress, num_updates)
