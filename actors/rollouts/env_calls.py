@@ -6,7 +6,6 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import inspect
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -97,7 +96,7 @@ def check_sent(agent_args: Mapping[str, Any], env_args: Mapping[str, Any], task:
     for name, value in named.items():
         try:
             cloudpickle.dumps(value)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except Exception as error:
             raise ConfigError(
                 f"{name}={value!r:.90} cannot be sent to a rollout actor ({error}): make it "
                 "where it is used, in the __init__ of the agent or environment, from texts and numbers."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable
@@ -174,5 +175,6 @@ def test_messages_that_no_model_reads_are_named(messages: Any, named: str) -> No
 def test_what_no_process_can_be_sent_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^task=.*lock.* cannot be sent to a rollout actor"):
         try_first(GameAgent, lock=threading.Lock())
-    with pytest.raises(ConfigError, match=r"^env_args\['client'\]=.* cannot be sent"):
-        check_sent({}, {"client": threading.Lock()})
+    for client in (threading.Lock(), ctypes.pointer(ctypes.c_int())):
+        with pytest.raises(ConfigError, match=r"^env_args\['client'\]=.* cannot be sent"):
+            check_sent({}, {"client": client})
