@@ -152,7 +152,7 @@ def test_fleet_that_shrinks_answers_everything_all_the_same(
 def test_fleet_that_shrinks_without_a_reader_loses_nothing(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
-    num_requests = 40  # more than stream, fleet and actors can hold together
+    num_requests = 60  # more than stream, fleet and actors can hold together
     requests = [
         RolloutRequest(rollout_id=f"full-{index}/0", group_id=f"full-{index}", task=task("fine", tmp_path))
         for index in range(num_requests)
