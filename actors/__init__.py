@@ -17,6 +17,10 @@ SlotLoop.run, once per slot         requests               room for finished    
 (rollouts/slot_loop.py)                                    trajectories             request
 RolloutFleet._deliver               finished trajectories  room in the stream: the  trajectories in the
 (rollouts/fleet.py)                                        training loop takes      stream
+PartCalls._send, once per part      attempts               the next ones            calls of a FleetPart
+(rollouts/fleet_parts.py)
+PartCalls._receive, once per part   turns, results         the part: either comes   turns in journals,
+(rollouts/fleet_parts.py)                                                           ends of attempts
 RolloutFleet._leave_draining_nodes  time                   Ray's list of draining   idle actors on other
 (rollouts/fleet.py)                                        nodes                    nodes
 NodeWatch._watch, once per node     time                   the node's answer        the node's silence

@@ -145,7 +145,8 @@ def no_argument(owner: str, name: str, known: Collection[str], remedy: str | Non
 
 def near_name(name: str, known: Collection[str]) -> str:
     """A sentence, after a space, that offers the name most like an unknown one; empty where none is near."""
-    near = difflib.get_close_matches(str(name), known, n=1)
+    swapped = [each for each in known if sorted(each) == sorted(str(name))]  # gpro is grpo more than gspo
+    near = swapped or difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

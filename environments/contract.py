@@ -17,6 +17,12 @@ from typing import Any
 from environments.messages import is_part
 from environments.rewards.base import MAX_REWARD, is_bool, is_number, is_reward
 
+IS_ASYNC = (
+    "is async, but it is called without await: write def instead of async def, and asyncio.run(...) around "
+    "each await."
+)
+MESSAGE = '{"role": "user", "content": text}'
+
 
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
     """The faults of the return value of ``reset`` or ``follow_up``, which has to be (observation, info)."""
@@ -88,10 +94,23 @@ def async_faults(method: str, result: Any) -> list[str]:
     if not inspect.iscoroutine(result):
         return []
     result.close()  # else Python warns that it was never awaited
-    return [
-        f"{method} is async, but it is called without await: write def instead of async def, and "
-        "asyncio.run(...) around each await."
-    ]
+    return [f"{method} {IS_ASYNC}"]
+
+
+def messages_faults(messages: Any) -> list[str]:
+    """The faults of an agent's ``chat_completions``, which have to be at least one chat message."""
+    if inspect.ismethod(messages):
+        return ["chat_completions is a method: write @property above its def."]
+    if not isinstance(messages, list | tuple):
+        return other_faults("chat_completions", messages, "it has to be a list of messages")
+    if not messages:
+        return ["chat_completions is empty: update_from_env has to add a message for the model to answer."]
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return [f"chat_completions holds {kind_of(message)}: write {MESSAGE}."]
+        if not isinstance(content := message.get("content"), str | list | None):
+            return [f"chat_completions holds {kind_of(content)} as a content: write {MESSAGE}."]
+    return []
 
 
 def _reward_faults(method: str, reward: Any) -> list[str]:

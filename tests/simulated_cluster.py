@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from actors import timing
 from actors.ray_tools import node_watch
-from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
+from actors.rollouts import actor_factory, dispatcher, fleet, fleet_parts, slot, slot_loop
 from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.sampling import node_samplers
@@ -36,6 +36,8 @@ NOTICED_SECONDS = timing.NODE_SILENCE_SECONDS + 3.01 * timing.NODE_PROBE_SECONDS
 CAPACITY = 2
 """Rollout actors that a node has room for, where nobody chooses another number."""
 HEAD = "e" * 56
+PAIRS_OF_FLEET, PAIRS_PER_PART = 16, 32
+"""Few, so that small fleets have parts, too."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -354,6 +356,10 @@ class Cluster:
             assert list(entries) == [f"turn of {request.fork.parent}".encode()]
 
 
+def _begun(work: Callable[..., Any], *arguments: Any) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(work(*arguments))
+
+
 def _settle(call: asyncio.Future[Any], value: Any) -> None:
     if not call.done():
         call.set_result(value)
@@ -403,6 +409,7 @@ def simulated_fleet(
     actor_class: Callable[[Cluster, Collection[str]], Actor] = Actor,
     sampling: Any = None,
     consumer: Any = None,
+    pairs_of_fleet: int = PAIRS_OF_FLEET,
 ) -> Iterator[Any]:
     """The fleet's own code on the cluster.
 
@@ -428,6 +435,17 @@ def simulated_fleet(
     def make_sampler(options: dict[str, Any], recipe: Any) -> Any:
         return sampling.start(cluster.nodes.get(options["scheduling_strategy"].node_id), recipe)
 
+    part_class = fleet_parts.FleetPart.__ray_metadata__.modified_class
+
+    def make_part(_: dict[str, Any]) -> Any:
+        part = part_class()
+        return SimpleNamespace(
+            **{
+                name: SimpleNamespace(remote=partial(_begun, getattr(part, name)))
+                for name in ("play", "take", "drop")
+            }
+        )
+
     async def put(trajectories: Sequence[Trajectory]) -> None:
         cluster.delivered.extend(trajectories)
 
@@ -442,6 +460,9 @@ def simulated_fleet(
         patch.setattr(actor_factory, "RolloutActor", Options(make_actor))
         patch.setattr(node_watch, "NodeProbe", Options(make_probe))
         patch.setattr(node_samplers, "SamplerActor", Options(make_sampler))
+        patch.setattr(fleet_parts, "FleetPart", Options(make_part))
+        patch.setattr(fleet_parts, "PAIRS_OF_FLEET", pairs_of_fleet)
+        patch.setattr(fleet_parts, "PAIRS_PER_PART", PAIRS_PER_PART)
         patch.setattr(fleet, "draining_nodes", cluster.draining)
         patch.setattr(actor_factory, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)

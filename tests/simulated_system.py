@@ -602,6 +602,7 @@ def simulated_system(loop: CountingLoop, make: Callable[[], System]) -> Iterator
             functools.partial(PlayingActor, system),
             system,
             system.stream,
+            pairs_of_fleet=system.size.num_pairs,
         ) as fleet:
             patch.setattr(
                 ray,

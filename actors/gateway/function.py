@@ -29,6 +29,7 @@ from typing import Any
 from actors.gateway.calls import PlayedCall, ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
 from actors.gateway.remote_program import RemoteProgram
+from actors.rollouts.env_calls import check_agent_args, check_class
 from actors.rollouts.rollout import CountsTokens, Pair
 from environments.base import BaseEnv, Task, TaskEnvironment, check_env_args
 from environments.errors import AgentError, ConfigError, EnvironmentFailure, PromptTooLongError
@@ -39,6 +40,7 @@ from policies.agents.base import BaseAgent
 from policies.agents.parsers import ToolParser, get_tool_parser
 from policies.gateway.answers import for_template, message_of
 from policies.gateway.session import Json, PlacedCall, PolicyCall, Session
+from policies.model_api.growing_text import before_stop
 
 Reward = float | RewardOutput | Sequence[float | None]
 RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
@@ -177,7 +179,8 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
         assert self._waiting is not None
         call = self._waiting.call
         parser = self._parser.for_tools(call.tools) if call.tools else None
-        message = message_of(action["text"], action["tool_calls"], parser, self._num_tool_calls)
+        text, stop = before_stop(action["text"], call.sampling.get("stop", ()))
+        message = message_of(text, action["tool_calls"], parser, self._num_tool_calls)
         tool_calls = message.get("tool_calls", [])
         self._num_tool_calls += len(tool_calls)
         if call.takes_one_tool_call and tool_calls:
@@ -187,6 +190,7 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
             "id": str(self._session.num_calls),
             "message": message,
             "finish_reason": "tool_calls" if tool_calls and reason == "stop" else reason,
+            "stop": stop,
             "usage": action["usage"],
             "policy_version": action["policy_version"],
         }
@@ -417,6 +421,9 @@ def pair_of(
             environment does not take one of its arguments.
     """
     if rollout is None and agent_class is not None and env_class is not None:
+        check_class("agent_class", agent_class, BaseAgent)
+        check_class("env_class", env_class, BaseEnv)
+        check_agent_args(agent_class, agent_args)
         check_env_args(env_class, env_args)
         return Pair(
             agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)

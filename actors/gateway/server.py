@@ -35,6 +35,7 @@ from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.responses import Responses
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
+from policies.model_api.reply import usage_of
 
 HOST = "127.0.0.1"
 """Only programs of this machine reach it."""
@@ -162,8 +163,13 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
         {**choice, "index": index} for index, each in enumerate(completions) for choice in each["choices"]
     ]
     counts = [each["usage"] for each in completions]
-    usage = {name: sum(count[name] for count in counts) for name in counts[0]}
-    return {**completions[0], "choices": choices, "usage": usage}
+    num_sampled = sum(count["completion_tokens"] for count in counts)
+    return {
+        **completions[0],
+        "choices": choices,
+        "usage": usage_of(counts[0]["prompt_tokens"], num_sampled),
+        "policy_version": min(each["policy_version"] for each in completions),
+    }
 
 
 def num_retries(request: Request) -> int:

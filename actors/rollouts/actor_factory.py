@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray
 
 from actors.ray_tools.node_watch import NodeWatch
 from actors.ray_tools.placement import EVERYWHERE, has_labels, start_actor, with_labels
+from actors.rollouts.fleet_parts import FleetParts, PartCalls
 from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.rollout_actor import RolloutActor
@@ -50,6 +52,10 @@ class SharedActor:
     """A rollout actor that slots share. Each takes a place with a number that none has had before."""
 
     starting: asyncio.Task[ray.actor.ActorHandle]
+    number: int
+    """No other one of the fleet has it."""
+    part: PartCalls | None
+    """The part of the fleet that has it play; ``None`` for the fleet's own process."""
     num_taken: int = 0
     next_number: int = 0
     node: str = ""
@@ -72,9 +78,11 @@ class Place:
         """Have the actor sample by ``sampler`` from now on."""
         return self.actor.connect.remote(sampler)
 
-    def run(self, attempt: Attempt) -> ray.ObjectRef[RolloutResult]:
+    def run(self, attempt: Attempt) -> Awaitable[RolloutResult]:
         """Play a request; see ``Player.run``."""
-        return self.actor.run.remote(self.number, attempt)
+        if self.shared.part is None:
+            return self.actor.run.remote(self.number, attempt)
+        return self.shared.part.run(self.shared.number, self.number, attempt)
 
     def close_pair(self) -> ray.ObjectRef[bool]:
         """Close the environment that waits there."""
@@ -95,6 +103,7 @@ class ActorFactory:
     samplers: NodeSamplers
     limits: RolloutLimits
     options: dict[str, Any]
+    parts: FleetParts
     listener: ray.actor.ActorHandle | None = None
     num_pairs: int = 1
     node_watch: NodeWatch = field(default_factory=NodeWatch)
@@ -103,12 +112,16 @@ class ActorFactory:
     """Actors in use."""
     _with_places: dict[SharedActor, None] = field(default_factory=dict)
     """Actors of these whose places are not all taken."""
+    _num_made: int = 0
 
     async def make(self) -> Place:
         """Take a place of an actor that has one to spare, else start another actor."""
         shared = next((each for each in self._with_places if self._may_be_used(each)), None)
         if shared is None:
-            shared = SharedActor(asyncio.create_task(self._start()))
+            part = self.parts.take(self.num_pairs)
+            self._num_made += 1
+            starting = asyncio.create_task(self._start(self._num_made, part))
+            shared = SharedActor(starting, self._num_made, part)
             self._actors.add(shared)
             self._with_places[shared] = None
         number = shared.next_number
@@ -145,19 +158,23 @@ class ActorFactory:
             return False
         self.retire(shared)
         shared.starting.cancel()
+        self.parts.leave(shared.part, shared.number, self.num_pairs)
         return True
 
     def _may_be_used(self, shared: SharedActor) -> bool:
         """True unless its node leaves or is silent."""
         return shared.node not in self.node_watch.draining and not self.node_watch.is_silent(shared.node)
 
-    async def _start(self) -> ray.actor.ActorHandle:
+    async def _start(self, number: int, part: PartCalls | None) -> ray.actor.ActorHandle:
         """Start an actor on a node that answers, as soon as a core is free for its start."""
         await self.throttle.acquire()
         labels = self.options["label_selector"] | self.node_watch.away_from_silent_nodes()
-        fleet = ray.get_runtime_context().current_actor
+        fleet = part.handle if part else ray.get_runtime_context().current_actor
         arguments = (self.pair, self.samplers.first, self.limits, fleet, self.listener, self.num_pairs)
-        return start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
+        actor = start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
+        if part is not None:
+            part.add(number, actor)
+        return actor
 
 
 async def wait_until_ready(place: Place, node_watch: NodeWatch) -> str | None:

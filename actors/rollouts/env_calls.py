@@ -5,19 +5,76 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from environments import contract
 from environments.base import BaseEnv, judged_success
-from environments.errors import AgentError, ContractError, EnvironmentFailure, TroupeError
+from environments.errors import AgentError, ConfigError, ContractError, EnvironmentFailure, TroupeError
 from environments.rewards.base import LATER
 from environments.types import TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 
 Opening = tuple[Any, dict[str, Any]]
 Outcome = tuple[Any, float, bool, dict[str, Any]]
+ENV_ANSWER = ("observation", "reward", "done", "info")
+AGENT_CALLS = (
+    ("reset", "(self)", (), ()),
+    ("update_from_env", "(self, observation, reward, done, info, **kwargs)", (), ENV_ANSWER),
+    ("update_from_model", "(self, response, **kwargs)", ("",), ()),
+)
+ENV_CALLS = (
+    ("reset", "(self)", (), ()),
+    ("step", "(self, action)", ("",), ()),
+    ("close", "(self)", (), ()),
+)
+"""Methods that a class may define, their head, and the arguments that they get by position and by name."""
+
+
+def check_class(name: str, given: Any, base: type[BaseAgent] | type[BaseEnv]) -> None:
+    """Require that the argument ``name`` is a class that rollouts can make and call.
+
+    Raises ``ConfigError``.
+    """
+    if isinstance(given, base):
+        kind = type(given).__name__
+        raise ConfigError(f"{name} is an instance, and every rollout makes its own: write {name}={kind}.")
+    shown = given.__name__ if isinstance(given, type) else repr(given)
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(f"{name}={shown} has to be a class that is derived from {base.__name__}.")
+    if inspect.isabstract(given):
+        missing = ", ".join(sorted(vars(given)["__abstractmethods__"]))
+        raise ConfigError(f"{name}={shown} lacks methods of {base.__name__}: define {missing}.")
+    for method, head, positional, named in AGENT_CALLS if base is BaseAgent else ENV_CALLS:
+        function = inspect.getattr_static(given, method)
+        if inspect.isfunction(function):
+            _check_call(f"{shown}.{method}", function, f"def {method}{head}", (None, *positional), named)
+    if issubclass(given, BaseEnv):
+        _check_call(f"{shown}.from_dict", given.from_dict, "@staticmethod and def from_dict(info)", ({},), ())
+
+
+def _check_call(
+    name: str, function: Callable[..., Any], right: str, positional: Sequence[Any], named: Sequence[str]
+) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{name}() {contract.IS_ASYNC}")
+    try:
+        inspect.signature(function).bind(*positional, **dict.fromkeys(named))
+    except TypeError as error:
+        raise ConfigError(f"{name} cannot be called as rollouts call it ({error}): write {right}.") from error
+
+
+def check_agent_args(agent_class: type[BaseAgent], agent_args: Mapping[str, Any]) -> None:
+    """Require that the agent can be made from its arguments. Raises ``ConfigError``."""
+    try:
+        inspect.signature(agent_class).bind(**agent_args)
+    except TypeError as error:
+        raise ConfigError(
+            f"agent_args={sorted(agent_args)} are not the arguments of {agent_class.__name__} ({error}): "
+            f"name those of {agent_class.__name__}.__init__."
+        ) from error
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import ray
 from actors.ray_tools.placement import draining_nodes
 from actors.rollouts.actor_factory import ActorFactory, actor_options
 from actors.rollouts.dispatcher import Dispatcher
+from actors.rollouts.fleet_parts import FleetParts
 from actors.rollouts.fleet_report import FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.slot import BUSY, Slot, SlotState
@@ -33,8 +34,7 @@ from policies.sampler import QueueStatus
 MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
 DELIVERY_SECONDS = 0.01
-"""Seconds after a delivery in which trajectories gather for the next: Ray's part of one is half a
-millisecond."""
+"""Seconds after a delivery in which trajectories gather for the next."""
 DRAIN_POLL_SECONDS = 1.0
 """Seconds between two calls for the nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
@@ -69,7 +69,8 @@ class RolloutFleet:
     ) -> None:
         options = actor_options(pair, config)
         samplers = NodeSamplers(sampler, ray.get_runtime_context().get_node_id())
-        self._factory = ActorFactory(pair, samplers, limits, options, listener, config.pairs_per_actor)
+        parts = FleetParts(self.record_turn)
+        self._factory = ActorFactory(pair, samplers, limits, options, parts, listener, config.pairs_per_actor)
         self._consumer, self._config = consumer, config
         self._slots: dict[int, Slot] = {}
         self._dispatcher = Dispatcher(self._slots)
@@ -136,6 +137,7 @@ class RolloutFleet:
             if loop.done():
                 loop.result()  # raises: it has no end of its own
         self._factory.node_watch.check()
+        self._factory.parts.check()
         slots = self._slots.values()
         alive = sum(not each.has_ended for each in slots)
         for slot in slots:

@@ -6,7 +6,6 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from actors.rollouts.env_calls import boundary, follow_up, in_agent, in_env, jud
 from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
+from environments.contract import messages_faults
 from environments.data.trajectory_json import plain_json
 from environments.errors import AgentError, ContractError, EnvironmentFailure, PromptTooLongError
 from environments.messages import same_types
@@ -83,15 +83,7 @@ class Pair:
         """A new agent. Raises ``AgentError``."""
         name = self.agent_class.__name__
         with boundary(AgentError, "agent", name, "__init__"):
-            agent = self.agent_class(**self.agent_args)
-        try:
-            inspect.signature(agent.update_from_env).bind(observation="", reward=0.0, done=False, info={})
-        except TypeError as error:
-            raise AgentError(
-                f"{name}.update_from_env has to take observation, reward, done and info by name ({error}): "
-                "write def update_from_env(self, observation, reward, done, info, **kwargs)."
-            ) from error
-        return agent
+            return self.agent_class(**self.agent_args)
 
     def make_env(self, request: RolloutRequest) -> BaseEnv:
         """The environment of a task, in which the environment arguments stand over the task's own keys.
@@ -418,17 +410,21 @@ def _request(
     request: RolloutRequest, agent: BaseAgent, turn: int, past: PastTurns, budget: TokenBudget
 ) -> SampleRequest:
     with in_agent(agent, "chat_completions"):
-        previous, messages = past.before(agent.chat_completions)
+        shown = agent.chat_completions
+        if faults := messages_faults(shown):
+            raise AgentError(f"{type(agent).__name__}.{faults[0]}")
+        previous, messages = past.before(shown)
         tools = agent.tool_schemas
-        own = {"max_tokens": budget.max_tokens, **agent.sampling}
     if previous is not None:
         budget.go_on_from(previous)
     seed = None if request.seed is None else request.seed + turn
+    with in_agent(agent, "sampling"):
+        own = {"max_tokens": budget.max_tokens, **agent.sampling}
+        own["max_tokens"] = min(own["max_tokens"], budget.max_tokens)
+        params = replace(request.params, seed=seed, **own)
     return SampleRequest(
         messages=messages,
-        params=replace(
-            request.params, seed=seed, **{**own, "max_tokens": min(own["max_tokens"], budget.max_tokens)}
-        ),
+        params=params,
         session_id=request.rollout_id,
         previous=previous,
         min_version=request.min_version,

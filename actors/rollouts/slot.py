@@ -35,9 +35,10 @@ from enum import Enum
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
 from actors.rollouts.actor_factory import ActorFactory, Place, wait_until_ready
+from actors.rollouts.fleet_parts import result_of
 from actors.rollouts.fleet_report import ActorFailure
 from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.requests import PendingRollout
@@ -168,7 +169,7 @@ class Slot:
         rollout.playing_since = rollout.last_turn = time.monotonic()
         try:
             assert self.place is not None
-            call = self.place.run(attempt)
+            call = result_of(self.place.run(attempt), attempt.request)
             result = await self._result_or_failure(asyncio.ensure_future(call), attempt.request)
             self.has_just_answered = True
             asyncio.get_running_loop().call_soon(setattr, self, "has_just_answered", False)
@@ -216,25 +217,17 @@ class Slot:
         self, running: asyncio.Future[RolloutResult], request: RolloutRequest
     ) -> RolloutResult:
         limit = self.factory.limits.timeout_seconds
-        reason = TerminationReason.CRASHED
-        try:
-            if await self._ends_in_time(running, limit + ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
-                return await running
-            if self._silence().done():
-                text = f"The rollout actor's node {self.node} has not answered for {NODE_SILENCE_SECONDS} s."
-            else:  # it could not even be interrupted
-                reason = TerminationReason.TIMEOUT
-                text = (
-                    f"The rollout ran longer than its limit of {limit:g} s. Nothing could interrupt it, so "
-                    "its process was ended, and its environment not closed."
-                )
-        except RayActorError as error:
-            text = f"The rollout actor died: {error}"
-        except RayTaskError as error:  # mostly: what it returned cannot be sent
-            reason = TerminationReason.ENV_ERROR
-            text = f"The rollout could not be returned: {error}"
-        except RayError as error:  # lost with its node, or it cannot be read in this process
-            text = f"The rollout's result was lost: {error}"
+        if await self._ends_in_time(running, limit + ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
+            return await running
+        if self._silence().done():
+            reason = TerminationReason.CRASHED
+            text = f"The rollout actor's node {self.node} has not answered for {NODE_SILENCE_SECONDS} s."
+        else:  # it could not even be interrupted
+            reason = TerminationReason.TIMEOUT
+            text = (
+                f"The rollout ran longer than its limit of {limit:g} s. Nothing could interrupt it, so "
+                "its process was ended, and its environment not closed."
+            )
         return RolloutResult(failed(request, reason, text), usable=False)
 
     async def _succeeds(self, call: asyncio.Future[bool], seconds: float, failure: str) -> bool:

@@ -76,8 +76,8 @@ def judged_group(group: TrajectoryGroup, reward: GroupReward) -> TrajectoryGroup
 
 @ray.remote(num_cpus=0)
 class TrajectoryQueue:
-    """Trajectories that have ended, at most ``capacity`` of them. A call takes as many as are there: with
-    Ray's part it costs ten times what a trajectory does.
+    """Trajectories that have ended, at most ``capacity`` of them. A call brings or takes several, since Ray's
+    part of it costs more than a trajectory.
     """
 
     def __init__(self, capacity: int) -> None:

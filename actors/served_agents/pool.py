@@ -278,7 +278,10 @@ class AgentPool:
 
     def _task(self, message: str) -> dict[str, Any]:
         try:
-            return self._task_from_message(message)
+            task = self._task_from_message(message)
+            if not isinstance(task, dict):
+                raise TypeError(f"it returned {task!r:.90}, and a task is a dict")
+            return task
         except Exception as error:
             raise EnvironmentFailure(
                 f"The workload's task_from_message failed: {type(error).__name__}: {error}"

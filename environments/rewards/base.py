@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from environments.errors import DatasetError, EnvironmentFailure
 
@@ -117,12 +117,12 @@ def lacking(task: dict[str, Any], what: str, remedy: str) -> DatasetError:
     return DatasetError(f"The task has no {what} (its keys: {keys}): {remedy}")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Return whether ``value`` is a real number or a bool, as Python's or as numpy's."""
     return isinstance(value, Real) or is_bool(value)
 
 
-def is_reward(value: Any) -> bool:
+def is_reward(value: Any) -> TypeGuard[float]:
     """Return whether ``value`` is a number that the learner can compute with."""
     return is_number(value) and bool(abs(value) <= MAX_REWARD)
 

@@ -17,7 +17,7 @@ ROLES = {
     "critic": r"ray::CriticWorker\b",
     "replica": r"ray::ServeReplica:.*:PolicyServer\b",
     "queue": r"ray::TrajectoryQueue\b",
-    "fleet": r"ray::RolloutFleet\b",
+    "fleet": r"ray::(RolloutFleet|FleetPart)\b",
     "actor": r"ray::RolloutActor\b",
     "sampler": r"ray::SamplerActor\b",
     "store": r"ray::WeightStore\b",

@@ -39,6 +39,18 @@ def register() -> None:
     ConfigStore.instance().store(name="train_config", node=tree)
 
 
+RIGHT_TYPES = {
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number, such as 0.5 or 1e-4",
+    "not a valid bool": "true or false",
+    "is not a ListConfig": "a list, such as [a,b]",
+    "to Dict[": "a map of names and values, such as {CPU: 1}",
+    "is not Optional": "something else than null",
+    "Union[bool, str]": "true, false or a text",
+}
+"""What a setting has to be, by the part of OmegaConf's message that shows its type."""
+
+
 def compose(overrides: list[str]) -> TrainConfig:
     """The configuration of ``overrides`` such as ``recipe=calculator learner.optimizer.lr=1e-4``.
 
@@ -151,6 +163,13 @@ def _named_well(error: Exception) -> str:
     names = re.findall(r"(?:override '?|full_key: )([\w.]+)", text)  # one of the two may be the section alone
     if "not in" in text and names:
         return unknown("setting", max(names, key=len), field_names())
+    for sign, right in RIGHT_TYPES.items():
+        if sign in text and names:
+            name = max(names, key=len)
+            given = re.search(
+                r"(?:override [^=]*=|Value )(.*?) (?:Value|Invalid|Cannot|field|of type|is not)", text
+            )
+            return f"{name}{f'={given[1]}' if given else ''} has to be {right}."
     return text
 
 

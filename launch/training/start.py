@@ -334,4 +334,6 @@ def restore(learner: Learners, state: RunState, stages: Sequence[Stage], tracker
         learner.publish(progress.version + 1)
         progress.version += 1
     note = f" {not_restored}" if not_restored else ""
+    if all(each.num_done(state) >= each.num_steps for each in stages):
+        note += " All of its steps are made: raise run.num_steps, or those of a stage, to train on."
     tracker.announce(f"Resumed from {state.checkpoint.name}.{note}")

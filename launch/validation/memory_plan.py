@@ -342,8 +342,9 @@ def _ranks(
     """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
     weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
     host, and there the copy of weights and moments that a checkpoint is written from. On CPUs nothing is
-    copied that is not trained; the copy, and after it the share of weights that is read again for the export,
-    count as far as they are larger than the micro-batch: a disk that is as slow as updates takes more.
+    copied that is not trained, and the copy counts as far as it is larger than the micro-batch: a disk that
+    is as slow as updates takes more. After it the weights are exported one by one, each read from the file
+    into the whole tensor: the largest takes memory beside what an update has left in the heap.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -374,10 +375,9 @@ def _ranks(
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
     if not on_gpu:
-        exported = master * shape.num_parameters / num_ranks
         copy -= master * (shape.num_parameters - _trained(shape, lora_rank)) / num_ranks
-        held = max(copy, exported) - rank.activations - rank.logits
-        return [replace(rank, checkpoint=max(0.0, held))]
+        exported = 2 * master * shape.vocabulary * shape.hidden / num_ranks  # one of them has it
+        return [replace(rank, checkpoint=max(copy - rank.activations - rank.logits, exported))]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
     loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)

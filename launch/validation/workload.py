@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from inspect import isabstract
 from typing import Any
 
-from actors.gateway.function import pair_of
 from actors.rollouts.forks import EVERY, chooser
-from environments.base import BaseEnv
 from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
@@ -18,7 +15,6 @@ from launch.reporting.metrics import named_metric
 from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
-from policies.agents.base import BaseAgent
 from policies.agents.seats import SeatsAgent
 from policies.learning.served_teacher import ServedTeacher
 from policies.model_files import check_loadable, check_teacher, config_of, num_rows
@@ -28,23 +24,7 @@ TEACHER = "algorithm.options.teacher"
 
 def check_classes(workload: Workload) -> None:
     """Agent and environment are classes that can be made, or a function. Raises ``ConfigError``."""
-    _check_class("agent_class", workload.agent_class, BaseAgent)
-    _check_class("env_class", workload.env_class, BaseEnv)
-    pair_of(workload.agent_class, workload.env_class, workload.rollout, {}, {})
-
-
-def _check_class(name: str, given: Any, base: type) -> None:
-    if given is None:
-        return
-    if isinstance(given, base):
-        kind = type(given).__name__
-        raise ConfigError(f"{name} is an instance, and every rollout makes its own: write {name}={kind}.")
-    shown = given.__name__ if isinstance(given, type) else repr(given)
-    if not (isinstance(given, type) and issubclass(given, base)):
-        raise ConfigError(f"{name}={shown} has to be a class that is derived from {base.__name__}.")
-    if isabstract(given):
-        missing = ", ".join(sorted(vars(given)["__abstractmethods__"]))
-        raise ConfigError(f"{name}={shown} lacks methods of {base.__name__}: define {missing}.")
+    _ = workload.pair
 
 
 def check_datasets(config: TrainConfig, workload: Workload) -> None:

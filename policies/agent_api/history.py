@@ -17,13 +17,11 @@ INSTRUCTING = ("system", "developer")
 
 
 def with_message(history: str, role: str, text: str) -> str:
-    """The digest of a history and the message that comes next. White space and thoughts make no difference:
-    clients send answers back without them.
+    """The digest of a history and the message that comes next. White space and thoughts of an answer make no
+    difference: clients send it back without them.
     """
-    content = split_thought(text)[1] if role == "assistant" else text
-    return hashlib.sha256(
-        f"{history} {role} {' '.join(content.split())}".encode("utf-8", "surrogatepass")
-    ).hexdigest()
+    content = " ".join(split_thought(text)[1].split()) if role == "assistant" else text
+    return hashlib.sha256(f"{history} {role} {content}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def history_of(turns: Sequence[Turn], with_orders: bool = False) -> str:

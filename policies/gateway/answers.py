@@ -44,8 +44,10 @@ def for_template(message: Message) -> Message:
 
 
 def completion_of(answer: Json, model: str) -> Json:
-    """The ``chat.completion`` with an answer: its ``message``, ``finish_reason``, ``usage`` and version."""
+    """The ``chat.completion`` with an answer: its ``message``, how it ended, ``usage`` and version."""
     choice = {"index": 0, "message": answer["message"], "finish_reason": answer["finish_reason"]}
+    if answer["finish_reason"] != "length" and answer["stop"] is not None:
+        choice["stop_reason"] = answer["stop"]
     return {
         "id": f"chatcmpl-{answer['id']}",
         "object": "chat.completion",
@@ -70,6 +72,8 @@ async def chunks_of(completion: Json, includes_usage: bool) -> AsyncIterator[Jso
         ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
         for delta, reason in ended:
             part = {"index": choice["index"], "delta": delta, "finish_reason": reason, "logprobs": None}
+            if reason is not None and "stop_reason" in choice:
+                part["stop_reason"] = choice["stop_reason"]
             yield {**head, "choices": [part]}
     if includes_usage:
         yield {**head, "choices": [], "usage": completion["usage"]}

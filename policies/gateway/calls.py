@@ -43,13 +43,13 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             f"{body.response_format.type!r} out, and say the form in a message.",
             param="response_format",
         )
-    given = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
-    sampling = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**sampling)  # here it is an error of the call, and not of the rollout
+    # Values that cannot be sampled with are an error of the call here, and of the rollout later.
+    SamplingParams(max_tokens=body.max_tokens, stop=body.stops())
+    sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
     return PolicyCall(
         messages=[message.for_template for message in body.messages],
         tools=None if body.tool_choice == "none" else body.tools or None,
-        sampling=sampling,
+        sampling={name: value for name, value in sampling.items() if value is not None},
         takes_one_tool_call=body.parallel_tool_calls is False,
         overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
         dropped=tuple(dropped),

@@ -16,9 +16,18 @@ Json = dict[str, Any]
 
 
 class Body(BaseModel):
-    """A part of a request. A field that it does not know is an error, and so is NaN."""
+    """A part of a request. A field that it does not know is an error, unless it is null, and so is NaN."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown_nulls(cls, given: Any) -> Any:
+        """Leave out what newer clients write, with nothing in it, where they send an answer back."""
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if value is not None or name in known}
 
 
 def encodable(text: str) -> str:

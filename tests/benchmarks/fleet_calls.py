@@ -1,14 +1,15 @@
-"""The CPU milliseconds of a rollout in the fleet, with Ray's part of its calls: by turns, and with a journal.
+"""The CPU milliseconds of a rollout in the processes of a fleet, with Ray's part of their calls.
 
-    python tests/benchmarks/fleet_calls.py [--rollouts 600]
+    python tests/benchmarks/fleet_calls.py [--rollouts 600] [--turns 4]
 
-The real fleet, stream and rollout actors on real Ray, with a sampling actor that has its replies ready: the
-fleet's process alone is measured. Its actors are busy all the time, as in a training.
+The real fleet, stream and rollout actors on real Ray, which are busy all the time; the sampling actor has its
+replies ready. A fleet calls its first rollout actors itself, and a part of it calls the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from functools import partial
 from typing import Any
@@ -28,8 +29,8 @@ from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
 NUM_ACTORS = 4
-NUM_TURNS = (4,)
 REPLY = "A reply of some words, as a model gives them. " * 4
+PROCESSES = ("RolloutFleet", "FleetPart", "TrajectoryQueue")
 
 
 class ReplayedTalk(TalkEnvironment):
@@ -41,55 +42,72 @@ class ReplayedTalk(TalkEnvironment):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=600, help="of each row")
-    number = parser.parse_args().rollouts
-    columns = ("turns", "without a journal", "with one", "rollouts/s")
-    report = Report(f"CPU ms of a rollout in the fleet, {NUM_ACTORS} rollout actors", columns)
+    parser.add_argument("--turns", type=int, default=4, help="of a rollout")
+    arguments = parser.parse_args()
+    number, num_turns = arguments.rollouts, arguments.turns
+    columns = ("called by", "journal", "rollouts/s", "fleet", "part", "queue")
+    report = Report(f"CPU ms of a rollout of {num_turns} turns, {NUM_ACTORS} rollout actors", columns)
     start_ray()
-    for num_turns in NUM_TURNS:
-        (plain, rate), (recorded, _) = (
-            measured(env, num_turns, number) for env in (TalkEnvironment, ReplayedTalk)
-        )
-        report.add(str(num_turns), f"{plain:.2f}", f"{recorded:.2f}", f"{rate:.0f}")
+    for env_class in (TalkEnvironment, ReplayedTalk):
+        for num_own, name in ((NUM_ACTORS, "the fleet"), (0, "a part")):
+            rate, used = measured(env_class, num_own, number, num_turns)
+            report.add(name, env_class.resumes_by or "-", f"{rate:.0f}", *(f"{each:.2f}" for each in used))
     ray.shutdown()
     report.print()
 
 
-def measured(env_class: Any, num_turns: int, number: int) -> tuple[float, float]:
-    """CPU milliseconds of a rollout, and rollouts a second."""
+def measured(env_class: Any, num_own: int, number: int, num_turns: int) -> tuple[float, list[float]]:
+    """Rollouts a second, and CPU milliseconds of a rollout in each of the processes."""
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.remote(partial(ScriptedSampler, [REPLY] * num_turns))
-    fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
+    fleet: Any = RolloutFleet.remote(  # type: ignore[attr-defined]
         Pair(agent_class=GameAgent, env_class=env_class),
         sampler,
         stream.queue,
         RolloutLimits(timeout_seconds=60),
         FleetConfig(num_actors=NUM_ACTORS),
     )
+    ray.get(fleet.__ray_call__.remote(call_so_many_itself, num_own))
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
-    play(stream, "first", num_turns, number // 4)  # first calls are slower
-    process = process_of_the_fleet()
-    before, start = sum(process.cpu_times()[:2]), time.perf_counter()
-    play(stream, "measured", num_turns, number)
-    seconds = time.perf_counter() - start
-    used = sum(process.cpu_times()[:2]) - before
+    play(stream, "first", number // 4, num_turns)  # first calls are slower
+    before, start = cpu_seconds(), time.perf_counter()
+    play(stream, "measured", number, num_turns)
+    seconds, after = time.perf_counter() - start, cpu_seconds()
     stream.close()
     for each in (fleet, sampler):
         ray.kill(each)
-    return 1000 * used / number, number / seconds
+    while any(cpu_seconds()):
+        time.sleep(0.1)
+    return number / seconds, [1000 * (now - then) / number for now, then in zip(after, before, strict=True)]
 
 
-def play(stream: TrajectoryStream, name: str, num_turns: int, number: int) -> None:
+def call_so_many_itself(fleet: Any, num_pairs: int) -> None:
+    """Run in the fleet's process, before it has rollout actors."""
+    from actors.rollouts import fleet_parts
+
+    fleet_parts.PAIRS_OF_FLEET = num_pairs
+
+
+def play(stream: TrajectoryStream, name: str, number: int, num_turns: int) -> None:
     task = {"question": "What is it?", "num_turns": num_turns}
     groups = [f"{name} {index}" for index in range(number)]
     requests = [RolloutRequest(rollout_id=f"{each}/0", group_id=each, task=task) for each in groups]
     assert all(len(each.trajectories[0].steps) == num_turns for each in stream.groups(requests))
 
 
-def process_of_the_fleet() -> psutil.Process:
-    children = psutil.Process().children(recursive=True)
-    (process,) = (each for each in children if "RolloutFleet" in " ".join(each.cmdline()))
-    return process
+def cpu_seconds() -> list[float]:
+    """Used until now by each of ``PROCESSES``; 0 for one that is not there."""
+    used = dict.fromkeys(PROCESSES, 0.0)
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            title, times = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        for name in PROCESSES:
+            if f"ray::{name}" in title:
+                used[name] += times.user + times.system
+    return list(used.values())
 
 
 if __name__ == "__main__":

@@ -62,10 +62,8 @@ class Programs:
     ended: threading.Event = field(default_factory=threading.Event)
     open: dict[str, str] = field(default_factory=dict)
     """Ways of the calls under way, by the names of their programs."""
-    broken: list[tuple[str, float]] = field(default_factory=list)
-    """Ways of the calls whose connection has ended, and when their clients have raised that."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Errors that have a status."""
+    errors: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: {way: [] for way in RETRIES})
+    """Errors of calls by their ways, and when clients have raised them."""
 
     def live(self, way: str, number: int) -> None:
         """Hold one conversation after the other."""
@@ -76,10 +74,10 @@ class Programs:
                 num_held += self._converse(way, name)
             except httpx.HTTPError:
                 time.sleep(0.5)  # no session server is there
-            except openai.APIConnectionError:
-                self.broken.append((way, time.monotonic()))
-            except openai.APIStatusError as error:
-                self.refused[f"{way}: {error.status_code} {error.code}"] += 1
+            except openai.APIError as error:
+                self.errors[way].append(
+                    (time.monotonic(), f"{type(error).__name__} {error.code or ''}".strip())
+                )
                 time.sleep(0.5)
             finally:
                 self.open.pop(name, None)
@@ -139,7 +137,6 @@ def main() -> None:
             wait_until(lambda: {*programs.open.values()} == {*RETRIES}, program)
             os.kill(program.process.pid, SIGKILL)
             moment, were_open = time.monotonic(), Counter([*programs.open.values()])
-            programs.broken.clear()
             program.process.wait()
             program.end()
             program = Program(overrides)
@@ -149,13 +146,17 @@ def main() -> None:
             programs.ended.set()
             program.end()
         report = Report(
-            "The driver is killed: calls that were open", ("way", "open", "seconds until all have ended")
+            "The driver is killed: calls that were open, and errors after it",
+            ("way", "open", "errors", "seconds until the first", "and the last"),
         )
-        for way in RETRIES:
-            ends = sorted(at - moment for each, at in programs.broken if each == way)[: were_open[way]]
-            report.add(way, str(were_open[way]), f"{max(ends, default=0):.2f}")
+        for way, errors in programs.errors.items():
+            after = [each for each in errors if each[0] > moment]
+            names = Counter(name for _, name in after)
+            shown = ", ".join(f"{count} {name}" for name, count in names.items())
+            ends = [f"{choose(at for at, _ in after) - moment:.2f}" for choose in (min, max)] if after else []
+            report.add(way, str(were_open[way]), shown, *(ends or ["", ""]))
         report.print()
-        print(f"The resumed run has ended after {seconds:.0f} s. Errors with a status: {programs.refused}")
+        print(f"The resumed run has ended after {seconds:.0f} s.")
         faults = faults_of(folder)
     print("\n".join(faults) or "No session is lost, and none is trained on twice.")
     sys.exit(bool(faults))

@@ -29,26 +29,31 @@ from launch.validation.memory_plan import GB, processes, shape_of
 
 ROLES = {"learner": "learner rank", "replica": "replica"}
 """Roles of processes, and their names in the plan."""
-SHORT = ["run.num_steps=2", "evaluation.num_tasks=4", "rollout.groups_per_step=2"]
-TINY = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *SHORT]
-SMOLLM2 = ["recipe=smollm2", "learner.mini_batch_size=16", "fleet.num_actors=16", *SHORT]
-WORDS = ["recipe=word_problems", "learner.mini_batch_size=16", *SHORT]
+SHORT = ["run.num_steps=2", "evaluation.num_tasks=4"]
+TWO_GROUPS = ["rollout.groups_per_step=2", "learner.mini_batch_size=16"]
+SLOW = "learner.optimizer.lr=1e-8"
+"""All weights learn so fast that the second update has many equal rollouts, which a tree holds once: it would
+have no full micro-batch beside Adam's moments, which come with the first."""
+TINY = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *SHORT, *TWO_GROUPS]
+SMOLLM2 = ["recipe=smollm2", "fleet.pairs_per_actor=16", SLOW, *SHORT]
 LORA = ["learner.lora.rank=16", "learner.optimizer.lr=2e-4"]
+SMOLLM2_LORA = ["recipe=smollm2", *LORA, *SHORT, *TWO_GROUPS]
 HALVED = "server.engine.options.dtype=bfloat16"
 TWO = ["learner.num_workers=2"]
 SETTING = {
     "tiny": TINY,
     "smollm2": SMOLLM2,
-    "smollm2-lora": [*SMOLLM2, *LORA],
+    "smollm2-lora": SMOLLM2_LORA,
     "tiny-lora-2": [*TINY, *LORA, *TWO],
 }
 """Runs that have set the constants. Others check them:"""
 CHECKING = {
     "tiny-lora": [*TINY, *LORA, "fleet.num_actors=8"],
     "smollm2-2": [*SMOLLM2, *TWO],
-    "smollm2-lora-2": [*SMOLLM2, *LORA, *TWO],
-    "smollm2-8gb": ["recipe=smollm2", *SHORT, *LORA, "fleet.pairs_per_actor=16", HALVED],
-    "words": [*WORDS, "learner.micro_batch_tokens=1600"],
+    "smollm2-lora-2": [*SMOLLM2_LORA, *TWO],
+    "smollm2-8gb": [*SMOLLM2_LORA, "fleet.pairs_per_actor=16", HALVED],
+    "smollm2-bf16": [*SMOLLM2, HALVED, "learner.dtype=bfloat16"],
+    "words": ["recipe=word_problems", "learner.micro_batch_tokens=1600", SLOW, *SHORT],
 }
 
 

@@ -6,8 +6,9 @@
 The fleet, its slots, sampling actors, queues, directory, the workers of the replicas, stream, choice of
 groups and credit are the real ones. Prompts are rendered and encoded; there are 20 requests a second and
 replica, and a publish after each update. The CPU time of each process is measured over three updates: its
-own code, and pickle for what travels. Ray's own work at each call is not in it (``throughput.py`` has both),
-nor are collections of Python's garbage.
+own code, and pickle for what travels. Ray's own work at each call is not in it (``fleet_calls.py`` has both
+for the fleet, ``throughput.py`` for all), nor are collections of Python's garbage. The fleet has no parts
+here.
 
 Sizes are left out at which a pair would have less than 0.2 seconds for a turn. ``--rows`` keeps the others as
 they are measured: tables and plot are of all that it has, and none is measured again.

@@ -6,7 +6,6 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from environments.errors import DatasetError
@@ -56,8 +55,7 @@ def playable_tests(source: str, function: str | None, prompt: Any = None) -> str
     helpers = _helpers(usage, prompt) if isinstance(prompt, str) else ""
     if helpers:
         return playable_tests(f"{helpers}\n{source}", function)
-    finders = (_imports, _yields, _fixtures, _patches, _clocks, _judges)
-    for form in chain.from_iterable(find(usage) for find in finders):
+    for form in (*_yields(usage), *_fixtures(usage), *_patches(usage), *_clocks(usage), *_judges(usage)):
         raise DatasetError(f"The tests {clip(source, 100)!r} cannot be played: {form}.")
     return source
 
@@ -96,12 +94,6 @@ def _clocks(usage: Usage) -> Iterator[str]:
         yield "they let the time of a coroutine run out, which runs in another process"
     if {"gather", "create_task", "TaskGroup"} & names and {"perf_counter", "monotonic", "time"} & names:
         yield "they measure how long coroutines take together, which run in another process"
-
-
-def _imports(usage: Usage) -> Iterator[str]:
-    """Tests without a statement: a list of tests may have them as a row, which no solution would pass."""
-    if all(isinstance(node, ast.Import | ast.ImportFrom) for node in usage.tree.body):
-        yield "they hold imports at most, and test nothing. Move these into the tests that need them"
 
 
 def _yields(usage: Usage) -> Iterator[str]:

@@ -7,7 +7,10 @@ import base64
 import binascii
 import pickletools
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 from typing import Any, Literal
 
 from environments.errors import DatasetError
@@ -110,7 +113,7 @@ def _tests_in(given: Any, function: str | None, in_list: bool = False) -> list[C
             )
         return [CodeTest("assert", given, function=function)]
     if isinstance(given, list | tuple):
-        return [test for item in given for test in _tests_in(item, function, in_list=True)]
+        return [test for item in _with_imports(given) for test in _tests_in(item, function, in_list=True)]
     if isinstance(given, dict):
         function = _function_of(given) or function
         if "inputs" in given and "outputs" in given:
@@ -124,6 +127,19 @@ def _tests_in(given: Any, function: str | None, in_list: bool = False) -> list[C
             return _tests_in(given["functional"], function)
     shown = sorted(given) if isinstance(given, dict) else clip(repr(given), 100)
     raise DatasetError(f"The tests have an unknown shape ({shown}): write them as {_SHAPES}.")
+
+
+def _with_imports(rows: Sequence[Any]) -> list[Any]:
+    """The rows of a list of tests, with those that only import at the head of each other one."""
+
+    def imports(row: Any) -> bool:
+        body = parsed_tests(row).body if isinstance(row, str) else [None]
+        return all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
+
+    is_import = list(map(imports, rows))
+    head = "".join(f"{row}\n" for row in compress(rows, is_import))
+    tests = compress(rows, map(not_, is_import))
+    return [head + row if isinstance(row, str) else row for row in tests] or list(rows)
 
 
 def _cases(given: dict[str, Any], function: str | None, in_list: bool) -> list[CodeTest]:

@@ -21,7 +21,7 @@ CACHE = frozenset({"cache_control"})
 
 
 class TextBlock(Part):
-    harmless = CACHE | {"citations"}
+    harmless = CACHE | {"citations", "parsed_output"}
     type: Literal["text"]
     text: Text
 

@@ -42,7 +42,9 @@ from policies.settings import EngineConfig
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
 
-def task_of(message: str) -> dict[str, Any]:
+def task_of(message: str) -> Any:
+    if message == "none":
+        return None
     return {}[message] if message == "no task" else task_from_message(message)
 
 
@@ -148,9 +150,14 @@ def test_message_is_withdrawn_while_it_waits_and_is_played(agents: ray.actor.Act
     assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
 
 
-def test_message_that_makes_no_task_is_an_error(agents: ray.actor.ActorHandle) -> None:
-    with pytest.raises(RayTaskError, match="task_from_message failed: KeyError"):
-        played(agents, SamplingParams(), "no task")
+@pytest.mark.parametrize(
+    ("message", "named"), [("no task", "KeyError"), ("none", "TypeError: it returned None")]
+)
+def test_message_that_makes_no_task_is_an_error(
+    agents: ray.actor.ActorHandle, message: str, named: str
+) -> None:
+    with pytest.raises(RayTaskError, match=f"task_from_message failed: {named}"):
+        played(agents, SamplingParams(), message)
 
 
 def test_agents_that_have_ended_are_an_error_of_their_server(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from called_by_part import call_by_part
 
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -68,7 +69,7 @@ def stream(ray_cluster: None) -> Iterator[TrajectoryStream]:
     stream.close()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["a process each", "two an actor"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["a process each", "two an actor, by a part"])
 def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[Any]:
     sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"]))
     fleet = RolloutFleet.remote(
@@ -78,6 +79,8 @@ def fleet(stream: TrajectoryStream, request: pytest.FixtureRequest) -> Iterator[
         RolloutLimits(timeout_seconds=TIMEOUT_SECONDS),
         FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES, pairs_per_actor=request.param),
     )
+    if request.param > 1:
+        call_by_part(fleet)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     yield fleet
@@ -152,7 +155,7 @@ def test_fleet_that_shrinks_answers_everything_all_the_same(
 def test_fleet_that_shrinks_without_a_reader_loses_nothing(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
-    num_requests = 60  # more than stream, fleet and actors can hold together
+    num_requests = 80  # more than stream, fleet and actors can hold together
     requests = [
         RolloutRequest(rollout_id=f"full-{index}/0", group_id=f"full-{index}", task=task("fine", tmp_path))
         for index in range(num_requests)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from called_by_part import call_by_part
 from resumed_episodes import NUM_TURNS, ReplayedEnv, RestartedEnv, RestoredEnv, SeedSampler
 
 from actors.rollouts.fleet import RolloutFleet
@@ -33,6 +34,8 @@ def test_killed_episode_goes_on_in_another_actor(
         FleetConfig(num_actors=1, retries=1),
     )
     try:
+        if env_class is not RestoredEnv:
+            call_by_part(fleet)
         ray.get(fleet.resize.remote(1))
         stream.connect(fleet)
         task = {"scratch": str(tmp_path / "killed")}

@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 import ray
+from called_by_part import call_by_part
 
 from actors.gateway.client import PolicyClient
 from actors.gateway.function import pair_of
@@ -139,6 +140,7 @@ def test_programs_elsewhere_notice_nothing_of_killed_actors(
     limits, config = RolloutLimits(timeout_seconds=120), FleetConfig(num_actors=2, retries=NUM_KILLS)
     pair = pair_of(None, None, server.rollout, {}, {})
     fleet = RolloutFleet.remote(pair, sampler, stream.queue, limits, config)
+    call_by_part(fleet)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(2))
     ended = threading.Event()

@@ -61,6 +61,12 @@ def test_conversations_with_other_instructions_are_others() -> None:
     assert history("Be a pirate.", with_orders=False) == history("Be a judge.", with_orders=False)
 
 
+def test_white_space_of_an_answer_alone_makes_no_difference() -> None:
+    code, answer = ("user", "if a:\n  b"), ("assistant", "<think>why</think>\nyes\n")
+    assert history_of([code, answer]) == history_of([code, ("assistant", " yes")])
+    assert history_of([code]) != history_of([("user", "if a:\n    b")])
+
+
 def test_message_after_a_response_is_not_all_that_was_said() -> None:
     kept = Conversations(waits=False)
     first = stored("", 1)

@@ -21,7 +21,7 @@ from environments import (
     math_reward_fn,
 )
 from environments.data.trajectory_file import TrajectoryFile
-from environments.errors import AgentError, ConfigError, DatasetError, SamplerError
+from environments.errors import ConfigError, DatasetError, SamplerError
 from environments.tools.retrieval import LocalRetrievalTool
 from policies import ToolAgent
 
@@ -213,7 +213,7 @@ def test_what_the_actors_log_is_shown_on_request(
 
 
 def test_agent_that_cannot_be_made_is_an_error_at_once() -> None:
-    with pytest.raises(AgentError, match=r"GameAgent\.__init__.*toolz"):
+    with pytest.raises(ConfigError, match=r"agent_args=\['toolz'\].*GameAgent\.__init__"):
         make_engine(agent_args={"toolz": []})
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments import SingleTurnEnvironment, ToolEnvironment
 from environments.base import BaseEnv
-from environments.errors import AgentError
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory
 from policies import BaseAgent, GameAgent, ToolAgent
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -133,14 +132,3 @@ class TakesTheObservationOnly(GameAgent):
 def test_agent_that_takes_the_rest_by_name_is_played() -> None:
     trajectory = play(TakesTheObservationOnly(), single_turn(), ["a"])
     assert trajectory.termination_reason is TerminationReason.ENV_DONE
-
-
-class Renamed(GameAgent):
-    def update_from_env(self, obs: Any, reward: float, done: bool, info: dict[str, Any]) -> None:  # type: ignore[override]
-        raise AssertionError("it is never called")
-
-
-def test_agent_with_other_parameter_names_gets_the_right_ones() -> None:
-    message = r"Renamed\.update_from_env .*'obs'.*def update_from_env\(self, observation, reward, done, info"
-    with pytest.raises(AgentError, match=message):
-        Pair(agent_class=Renamed, env_class=Board).make_agent()

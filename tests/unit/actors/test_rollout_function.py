@@ -298,6 +298,28 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert trajectory.steps[0].info["dropped"] == ["user"]
 
 
+def test_answer_ends_before_its_stop_string() -> None:
+    """As that of a policy in service; its tokens keep the string, and the next prompt has them."""
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        first = await client.openai.chat.completions.create(model="m", messages=messages, stop=["See:", "x"])
+        messages += [first.choices[0].message, {"role": "user", "content": "b"}]
+        await client.openai.chat.completions.create(model="m", messages=messages)
+        async with client.anthropic.messages.stream(
+            model="m", max_tokens=99, messages=messages[:1], stop_sequences=["See:"]
+        ) as stream:
+            second = await stream.get_final_message()
+        assert first.choices[0].message.content == second.content[0].text == "I add. "
+        assert (second.stop_reason, second.stop_sequence) == ("stop_sequence", "See:")
+        return 1.0
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, lambda messages: "I add. See:\n", requests)
+    assert trajectory.steps[1].info["follows"] == 0
+    assert requests[1].messages[1]["content"] == "I add. See:\n"
+
+
 @pytest.mark.parametrize("field", [{"max_tokens": 0}, {"max_completion_tokens": -1}, {"stop": [""]}])
 def test_limit_that_nothing_meets_is_an_error_of_its_call(field: dict[str, Any]) -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
@@ -337,6 +359,9 @@ def test_several_choices_are_branches_of_one_prompt() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         response = await say(client, "a", n=3)
         assert [choice.index for choice in response.choices] == [0, 1, 2]
+        one = len("You said a") + 1
+        assert response.usage.completion_tokens == 3 * one
+        assert response.usage.total_tokens == 3 * one + len("user\na") + 1 + len("assistant\n")
         return 1.0
 
     trajectory = play(solve)

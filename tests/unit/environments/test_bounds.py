@@ -73,6 +73,7 @@ def test_values_within_their_bounds_pass(changed: dict[str, object]) -> None:
         ({"slope": math.inf}, r"^slope=inf has to be a finite number\.$"),
         ({"ratios": [1.0, 0.0]}, r"^ratios\[1\]=0\.0 has to be above 0\.$"),
         ({"ratios": [1.0]}, r"^ratios=\[1\.0\] has to be a list of 2\.$"),
+        ({"material": "aok"}, r"Did you mean 'oak'\?$"),
         ({"material": "stel"}, r"='stel' is not one of steel, oak, rubber\. Did you mean 'steel'\?$"),
         ({"material": "x"}, r"^wheel\.material='x' is not one of steel, oak, rubber\.$"),
     ],

@@ -98,6 +98,19 @@ def test_cases_beside_the_name_of_a_function_are_calls(given, calls):
     assert [(test.kind, test.input) for test in tests] == [("call", call) for call in calls]
 
 
+def test_row_that_only_imports_is_part_of_the_others():
+    rows = [
+        "from decimal import Decimal",
+        "# numbers",
+        "assert f(Decimal(1)) == 2",
+        {"input": "1", "output": "2"},
+    ]
+    first, second = read_tests({"tests": rows})
+    assert first.input == "from decimal import Decimal\n# numbers\nassert f(Decimal(1)) == 2"
+    assert second.kind == "stdin"
+    assert len(read_tests({"tests": ["import math"]})) == 1, "nobody passes it"
+
+
 def test_case_of_standard_input_stays_beside_a_function_name():
     tests = read_tests({"tests": [{"input": "2", "output": "4", "testtype": "stdin"}], "fn_name": "f"})
     assert [test.kind for test in tests] == ["stdin"]

@@ -26,6 +26,7 @@ from launch.health.members import Member, members, role_of
         ("ray::LearnerWorker.update", "learner"),
         ("ray::ServeReplica:policy-1:PolicyServer", "replica"),
         ("ray::RolloutActor", "actor"),
+        ("ray::FleetPart.take", "fleet"),
         ("/opt/ray/core/src/ray/raylet/raylet --node_id=1", "raylet"),
         ("/opt/ray/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray", "gcs"),
         ("ray::ProxyActor", "proxy"),

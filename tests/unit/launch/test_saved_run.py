@@ -110,6 +110,19 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     assert state.progress.version == len(published)
 
 
+@pytest.mark.parametrize(("num_steps", "has_ended"), [(60, True), (90, False)])
+def test_resumed_run_that_has_no_step_left_is_announced(
+    tmp_path: Path, num_steps: int, has_ended: bool
+) -> None:
+    state = state_at(tmp_path, step=60, version=61, stage_steps={"reinforce": 60})
+    learner: Any = SimpleNamespace(load=lambda folder: "", publish=lambda version: None)
+    lines: list[str] = []
+    tracker: Any = SimpleNamespace(announce=lines.append)
+    config = config_of(tmp_path, f"run.num_steps={num_steps}", "stages=[reinforce]")
+    start.restore(learner, state, chosen_stages(config), tracker)
+    assert ("raise run.num_steps" in lines[-1]) is has_ended
+
+
 # -- how a run ends ------------------------------------------------------------------------------------
 
 

@@ -404,3 +404,22 @@ def test_refusal_names_the_field_that_the_client_sent(dialect: Dialect, name: st
         policy_call(dialect.chat_request())
     _, body = dialect.error(refused.value)
     assert body["error"]["message"].startswith(f"A rollout takes no {name}")
+
+
+def test_fields_that_hold_nothing_are_left_out() -> None:
+    """Clients write an answer whole when they send it back, with fields that only newer servers fill."""
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "toolset_name": None}
+    text = {"type": "text", "text": "a", "parsed_output": {"value": 1}, "newer": None}
+    answer, user = {"role": "assistant", "content": [text, call]}, {"role": "user", "content": "q"}
+    first = messages([user, answer, user])
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": None}
+    second = responses([{"role": "user", "content": "q"}, item], prompt=None)
+    chat = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "q", "newer": None}],
+        "prediction": None,
+    }
+    for dialect in (first, second, Chat(chat)):
+        dialect.chat_request()
+    with pytest.raises(InvalidRequestError, match="newer"):
+        Chat({**chat, "newer": 0})

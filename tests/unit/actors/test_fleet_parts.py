@@ -1,0 +1,55 @@
+"""A part of a fleet, without processes; ``test_fleet_simulation.py`` plays whole fleets that have some."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from actors.rollouts import fleet_parts
+from actors.rollouts.fleet_parts import FleetPart, FleetParts
+
+PartHere: Any = FleetPart.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+
+
+async def test_turn_is_recorded_when_the_fleet_has_stored_it() -> None:
+    part = PartHere()
+    taking = asyncio.create_task(part.take())
+    recording = asyncio.create_task(part.record_turn("g/0", 1, 0, b"a turn"))
+    assert await taking == ([("g/0", 1, 0, b"a turn")], [])
+    await asyncio.sleep(0)
+    assert not recording.done(), "it is on its way"
+    taking = asyncio.create_task(part.take())
+    await asyncio.wait_for(recording, 30)
+    taking.cancel()
+
+
+async def test_actors_beyond_those_of_the_fleet_have_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never() -> None:
+        await asyncio.sleep(600)
+
+    async def dies() -> None:
+        raise RayActorError
+
+    take = never
+    calls: Any = SimpleNamespace(take=SimpleNamespace(remote=lambda: take()))
+    monkeypatch.setattr(fleet_parts, "start_actor", lambda *_, **__: calls)
+    monkeypatch.setattr(fleet_parts, "beside_driver", dict)
+    monkeypatch.setattr(fleet_parts, "PAIRS_OF_FLEET", 4)
+    monkeypatch.setattr(fleet_parts, "PAIRS_PER_PART", 8)
+    parts = FleetParts(SimpleNamespace())  # type: ignore[arg-type]
+    taken = [parts.take(2) for _ in range(8)]
+    assert taken[:2] == [None, None] and None not in taken[2:]
+    assert [each.num_pairs for each in dict.fromkeys(taken[2:]) if each] == [8, 4]
+    parts.leave(None, 1, 2)
+    assert parts.take(2) is None
+    parts.check()
+    take = dies
+    for _ in range(2):
+        parts.take(4)
+    await asyncio.sleep(0.01)
+    with pytest.raises(RayActorError):
+        parts.check()
