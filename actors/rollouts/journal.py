@@ -115,7 +115,7 @@ class Journal:
         """The state from which ``open`` goes on, if it needs one."""
 
     def _write(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
-        if self._record is None or env.resumes_by is None:
+        if self._record is None:
             return
         num_repeated = 0 if self._last is None else completion.num_repeated(self._last)
         shown = () if self._last is None else self._last.pictures

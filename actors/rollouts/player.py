@@ -228,8 +228,9 @@ class Player:
                 turns.append(entry)
             self._link.record_turn(request.rollout_id, attempt.number, index, entry, journal_class.waits)
 
-        journal_class = JOURNALS[self._pair.env_class.resumes_by]
-        return journal_class(record, tuple(turns), attempt.name)
+        resumes_by = self._pair.env_class.resumes_by
+        journal_class = JOURNALS[resumes_by]
+        return journal_class(record if resumes_by else None, tuple(turns), attempt.name)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

@@ -71,7 +71,7 @@ class AsyncRolloutService:
 
     Args:
         pair, make_sampler, limits, fleet: as for ``RolloutService``.
-        consumer: the actor that starts this. Its ``put`` is called with each trajectory, its ``on_step`` with
+        consumer: the actor that starts this. Its ``put`` is called with trajectories, its ``on_step`` with
             each step of each rollout as soon as it has ended, and its ``on_conversation_lost``.
 
     Raises:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -54,9 +53,6 @@ from actors.timing import (
 from environments.types import TerminationReason
 
 logger = logging.getLogger(__name__)
-
-ANSWER_LASTS_SECONDS = 0.1
-"""Seconds for which the end of a rollout shows that its actor responds: it has hardly waited since."""
 
 
 class SlotState(Enum):
@@ -103,8 +99,8 @@ class Slot:
     node: str = ""
     pair: WarmPair | None = None
     rollout: PendingRollout | None = None
-    answered_at: float = -math.inf
-    """Time when the actor has last given a result."""
+    has_just_answered: bool = False
+    """True while it goes on at once with the actor's result in hand: until anything is waited for."""
     task: asyncio.Task[None] | None = None
 
     @property
@@ -175,7 +171,8 @@ class Slot:
             assert self.place is not None
             call = result_of(self.place.run(attempt), attempt.request)
             result = await self._result_or_failure(asyncio.ensure_future(call), attempt.request)
-            self.answered_at = time.monotonic()
+            self.has_just_answered = True
+            asyncio.get_running_loop().call_soon(setattr, self, "has_just_answered", False)
         finally:
             self.rollout = None
         if result.retained:
@@ -204,7 +201,7 @@ class Slot:
         waited. One that goes on at once is not called: the result that it has just given is its answer.
         """
         self.state = SlotState.PLAYING
-        if time.monotonic() - self.answered_at < ANSWER_LASTS_SECONDS:
+        if self.has_just_answered:
             return not self._silence().done()
         assert self.place is not None
         answer: asyncio.Future[str] = asyncio.ensure_future(self.place.ready())

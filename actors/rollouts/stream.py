@@ -212,7 +212,9 @@ class TrajectoryStream:
         """
         deadline = time.monotonic() + DRAIN_SECONDS
         with suppress(RayActorError):
-            while time.monotonic() < deadline and (trajectory := self._arrived(DRAIN_SECONDS / 10)):
+            while (self._taken or time.monotonic() < deadline) and (
+                trajectory := self._arrived(DRAIN_SECONDS / 10)
+            ):
                 self._keep(trajectory)
         return [each for members in self._groups.values() for each in members.values() if each is not None]
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from resumed_episodes import NUM_TURNS, ReplayedEnv, RestoredEnv, SeedSampler
+from resumed_episodes import NUM_TURNS, ReplayedEnv, RestartedEnv, RestoredEnv, SeedSampler
 
 from actors.rollouts import player
 from actors.rollouts.dispatcher import Dispatcher
@@ -80,6 +80,14 @@ class Player:
         return played
 
 
+class ChosenEnv(ReplayedEnv):
+    """Makes environments of another class. Only this one's attributes count: a run knows no other."""
+
+    @classmethod
+    def from_dict(cls, info: dict) -> ReplayedEnv:
+        return RestartedEnv()
+
+
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [each.completion_ids for each in trajectory.completions]
 
@@ -99,7 +107,7 @@ def test_group_without_forks_requests_what_it_did() -> None:
     assert flat == [replace(each, fork=None, forked_at=None) for each in forked]
 
 
-@pytest.mark.parametrize("env_class", [ReplayedEnv, RestoredEnv])
+@pytest.mark.parametrize("env_class", [ReplayedEnv, RestoredEnv, ChosenEnv])
 def test_fork_samples_only_the_turns_it_does_not_share(
     env_class: type[ReplayedEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +131,14 @@ def test_group_that_is_played_again_forks_alike(monkeypatch: pytest.MonkeyPatch)
     assert {name: ids(one) for name, one in first.items()} == {name: ids(one) for name, one in again.items()}
     shared = [[one.num_shared_turns for one in played.values()] for played in (first, again)]
     assert shared[0] == shared[1] and any(shared[0])
+
+
+def test_environment_that_does_not_resume_keeps_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    player = Player(monkeypatch, RestartedEnv)
+    player.dispatcher.submit(requests_of_group()[0])
+    rollout, result = player.play_next()
+    assert len(result.trajectory.steps) == NUM_TURNS
+    assert player.dispatcher.journals.open(rollout.rollout_id, 2) == []
 
 
 def test_fork_that_failed_begins_again_with_what_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:

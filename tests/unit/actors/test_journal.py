@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from resumed_episodes import NUM_TURNS, ReplayedEnv, RestartedEnv, RestoredEnv, SeedSampler
+from resumed_episodes import NUM_TURNS, ReplayedEnv, RestoredEnv, SeedSampler
 
 from actors.rollouts.journal import JOURNALS, Journal, JournalStore
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
@@ -87,11 +87,6 @@ def test_entry_holds_only_the_pictures_new_in_its_turn() -> None:
     assert [entry.count(b"a" * 100) for entry in entries.values()] == [1, 0, 0]
     resumed = Journal(None, [*entries.values()])
     assert [resumed.completion(index) for index in range(3)] == turns
-
-
-def test_environment_that_does_not_resume_keeps_no_journal() -> None:
-    _, entries = played(RestartedEnv())
-    assert entries == {}
 
 
 def test_replay_with_other_answers_is_an_error() -> None:

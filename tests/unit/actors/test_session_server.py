@@ -682,12 +682,12 @@ def test_program_goes_on_when_a_killed_driver_is_resumed(server: SessionServer) 
     command = [sys.executable, "-c", DRIVER, str(port)]
     with (
         subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as driver,
-        ExitStack() as end,
         ThreadPoolExecutor(3) as threads,
         httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}:a"}, trust_env=False) as http,
         openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:a", max_retries=9) as client,
+        ExitStack() as end,
     ):
-        end.callback(driver.kill)
+        end.callback(driver.kill)  # before the threads are waited for: it answers none of their calls
         create = client.chat.completions.create
         wait_until(lambda: connects(url), 60)
         lost = http.post("/sessions", timeout=30).json()["id"]

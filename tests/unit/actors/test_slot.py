@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from actors.rollouts import slot as slot_module
 from actors.rollouts.player import Attempt, RolloutResult
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
-from actors.rollouts.slot import ANSWER_LASTS_SECONDS, BUSY, Slot, SlotState
+from actors.rollouts.slot import BUSY, Slot, SlotState
 from environments.types import TerminationReason
 
 REQUEST = RolloutRequest(rollout_id="g/0", group_id="g", task={}, keep_seconds=60)
@@ -128,19 +127,20 @@ async def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) 
     assert not await checking
 
 
-async def test_actor_that_waits_is_called_before_it_plays(
-    factory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slot, now = await started(factory), time.monotonic()
-    monkeypatch.setattr(slot_module, "time", SimpleNamespace(monotonic=lambda: now))
-    playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), Attempt(REQUEST)))
+@pytest.mark.parametrize("waits", [False, True])
+async def test_actor_that_waits_is_called_before_it_plays(factory: Any, waits: bool) -> None:
+    async def play_and_go_on() -> bool:
+        await slot.play(PendingRollout(REQUEST), Attempt(REQUEST))
+        if waits:
+            await asyncio.sleep(0)
+        return await slot.responds()
+
+    slot = await started(factory)
+    going_on = asyncio.create_task(play_and_go_on())
     await factory.place.end("run", played())
-    await playing
-    assert await slot.responds() and not factory.place.calls, "its result is its answer"
-    now += 2 * ANSWER_LASTS_SECONDS
-    checking = asyncio.create_task(slot.responds())
-    await factory.place.end("ready", RayActorError())
-    assert not await checking, "it may have died since"
+    if waits:  # it may have died since
+        await asyncio.wait_for(factory.place.end("ready", RayActorError()), 1)
+    assert await asyncio.wait_for(going_on, 1) is not waits and not factory.place.calls
 
 
 @pytest.mark.parametrize("end", ["dies", "node is silent", "hangs"])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import deque
 from collections.abc import Sequence
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from actors.rollouts import stream as streams
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import GroupJudgement, TrajectoryStream
 from environments.rewards.base import GroupReward
@@ -22,7 +26,7 @@ class ListedStream(TrajectoryStream):
     """Gives the trajectories of these ids, one after the other."""
 
     def __init__(self, rollout_ids: Sequence[str]) -> None:
-        self._left = list(rollout_ids)
+        self._left, self._taken = list(rollout_ids), deque()
         self._groups, self._complete, self._before_wait, self._judgement = {}, set(), None, None
         self.request([request(rollout_id) for rollout_id in sorted(rollout_ids)])
 
@@ -61,6 +65,21 @@ def test_of_several_that_are_complete_the_first_named_is_taken() -> None:
 def test_group_that_was_never_requested_is_not_waited_for(names: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError, match=r"request\(\) comes first"):
         ListedStream(["a/0"]).take(*names)
+
+
+def test_list_that_came_as_time_ran_out_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, clock = ["a/0", "b/0", "c/0"], count(step=0.9 * streams.DRAIN_SECONDS)
+    lists = iter([[Trajectory(rollout_id=name) for name in names]])
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        streams, "start_actor", lambda *_, **__: SimpleNamespace(get=SimpleNamespace(remote=str))
+    )
+    monkeypatch.setattr(streams, "beside_driver", dict)
+    monkeypatch.setattr(streams.ray, "wait", lambda calls, timeout: (calls[:1], calls[1:]))
+    monkeypatch.setattr(streams.ray, "get", lambda call: next(lists))
+    stream = TrajectoryStream(4)
+    stream._groups = {name[0]: {name: None} for name in names}
+    assert [each.rollout_id for each in stream.finished()] == names
 
 
 class InterruptedStream(ListedStream):
