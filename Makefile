@@ -31,7 +31,7 @@ test: install  ## Run all tests, those with Ray and engines last: make test ARGS
 test-outside: install  ## Run the tests that install packages: other people's, and Troupe itself
 	@.venv/bin/python tests/suite.py outside $(ARGS)
 
-test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
+test-fast: install  ## Run the tests that start no engine and are quick, at every save, in three processes
 	@.venv/bin/python tests/suite.py fast $(ARGS)
 
 bench: install  ## Measure speed, start, publishing and recovery: figures and a plot in runs/bench

@@ -42,7 +42,9 @@ RECORD = "TROUPE_SUITE_RECORD"
 """Variable that names the file for the outcome."""
 # A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
 # Files in their order: else those with a single test come last, and the longest of them alone.
-TWO_PROCESSES = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+SPREAD = ["--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+NUM_PROCESSES = {"fast": 3, "plain": 3, "engine": 2, "outside": 2}
+"""On two cores: tests without an engine often wait for a clock or for one process that they have started."""
 
 
 def main(arguments: list[str]) -> int:
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     options, given = parser.parse_known_args(arguments)
     unsteady: list[str] = []
     for part in options.parts:
-        outcome = _play(part, [*TWO_PROCESSES, *given], options.silence)
+        outcome = _play(part, [*SPREAD, f"-n{NUM_PROCESSES[part]}", *given], options.silence)
         if outcome.may_be_unsteady:
             sys.stdout.write(f"\nOnce more, alone: {', '.join(outcome.failed)}\n")
             unsteady += outcome.failed
@@ -76,7 +78,7 @@ class Outcome:
     crashed: bool = False
     """Whether a process of pytest has died, and with it the tests that it still had to play."""
     idle_seconds: float = 0.0
-    """Time at the end in which one of the two processes had no test any more."""
+    """Time at the end in which one of the processes had no test any more."""
     reason: str = ""
 
     @property

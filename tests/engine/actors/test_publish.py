@@ -130,7 +130,7 @@ def test_two_engines_share_what_is_sent_after_publishes(
 def request_of(conversation: int, min_version: int) -> SampleRequest:
     """The next request of a conversation, whatever it was about before."""
     question = {"role": "user", "content": f"What is {conversation}+34?"}
-    params = SamplingParams(max_tokens=40)
+    params = SamplingParams(max_tokens=80)
     name = f"{conversation} since {min_version}"
     return SampleRequest(messages=[question], params=params, session_id=name, min_version=min_version)
 

@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 
 class FakePair:
-    """Both sides meet at the port, as a group's do."""
+    """Both sides meet at the port, as a group's do: before that, no other pair gets the port's queue."""
 
     sent: ClassVar[defaultdict[int, queue.Queue[Any]]] = defaultdict(queue.Queue)
     num_closed = 0
 
     def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
+        met = listener.accept()[0] if listener else socket.create_connection((host, port))
+        met.close()
         self._queue = self.sent[port]
 
     def send(self, buffer: np.ndarray) -> None:
         self._queue.put(buffer.copy())
 
     def receive(self, num_bytes: int) -> np.ndarray:
-        buffer: np.ndarray = self._queue.get(timeout=5)
+        buffer: np.ndarray = self._queue.get(timeout=30)
         assert buffer.nbytes == num_bytes
         return buffer
 
