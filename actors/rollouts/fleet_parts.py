@@ -71,6 +71,7 @@ class FleetPart:
         self._turns: list[Turn] = []
         self._results: list[tuple[int, RolloutResult]] = []
         self._there = asyncio.Event()
+        self._error: BaseException | None = None
         self._taken, self._stored = asyncio.Event(), asyncio.Event()
         """Set when the fleet has stored the turns that it has taken last; and those that wait here."""
 
@@ -80,7 +81,7 @@ class FleetPart:
         for order in orders:
             task = asyncio.create_task(self._play(order))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._end)
 
     async def _play(self, order: Order) -> None:
         if (actor := self._actors.get(order.actor)) is None:
@@ -88,6 +89,12 @@ class FleetPart:
         result = await result_of(actor.run.remote(order.place, order.attempt), order.attempt.request)
         self._results.append((order.key, result))
         self._there.set()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = error  # a fault of this file's: the fleet is not to wait for the result
+            self._there.set()
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Hand on a turn; returns when the fleet has stored it."""
@@ -97,9 +104,15 @@ class FleetPart:
         await stored.wait()
 
     async def take(self) -> tuple[list[Turn], list[tuple[int, RolloutResult]]]:
-        """Turns and results that have come since the call before, whose ones the fleet has stored."""
+        """Turns and results that have come since the call before, whose ones the fleet has stored.
+
+        Raises:
+            The error of an attempt that has no result: the fleet fails with it.
+        """
         self._taken.set()
         await self._there.wait()
+        if self._error is not None:
+            raise self._error
         await asyncio.sleep(GATHER_SECONDS)
         self._there.clear()
         self._taken, self._stored = self._stored, asyncio.Event()

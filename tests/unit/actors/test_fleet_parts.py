@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from actors.rollouts import fleet_parts
-from actors.rollouts.fleet_parts import FleetPart, FleetParts
+from actors.rollouts.fleet_parts import FleetPart, FleetParts, Order
 
 PartHere: Any = FleetPart.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
@@ -25,6 +25,20 @@ async def test_turn_is_recorded_when_the_fleet_has_stored_it() -> None:
     taking = asyncio.create_task(part.take())
     await asyncio.wait_for(recording, 30)
     taking.cancel()
+
+
+async def test_attempt_without_a_result_fails_the_fleet() -> None:
+    """The error is none of Ray's, which are results of their own."""
+
+    def run(*_: object) -> None:
+        raise ValueError("unforeseen")
+
+    part = PartHere()
+    taking = asyncio.create_task(part.take())
+    attempt: Any = SimpleNamespace(request=None)
+    await part.play([Order(1, 7, 0, attempt)], {7: SimpleNamespace(run=SimpleNamespace(remote=run))})
+    with pytest.raises(ValueError, match="unforeseen"):
+        await asyncio.wait_for(taking, 30)
 
 
 async def test_actors_beyond_those_of_the_fleet_have_parts(monkeypatch: pytest.MonkeyPatch) -> None:
