@@ -198,8 +198,8 @@ class Slot:
         """True if the actor, which is to play now, answers. Else whatever it was to play has not begun.
 
         Without this check a request would be tried, and could fail for good, on actors that died while they
-        waited. One that goes on at once is not called: the result that it has just given is its answer. By way
-        of a part, that was up to a fifth of a second ago.
+        waited. One that goes on at once is not called: the result that it has just given is its answer.
+        By way of a part, that was up to a fifth of a second ago.
         """
         self.state = SlotState.PLAYING
         if self.has_just_answered:
