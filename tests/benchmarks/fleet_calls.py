@@ -1,6 +1,6 @@
 """The CPU milliseconds of a rollout in the processes of a fleet, with Ray's part of their calls.
 
-    python tests/benchmarks/fleet_calls.py [--rollouts 600] [--turns 4]
+    python tests/benchmarks/fleet_calls.py [--rollouts 600] [--turns 4] [--pairs 32]
 
 The real fleet, stream and rollout actors on real Ray, which are busy all the time; the sampling actor has its
 replies ready. A fleet calls its first rollout actors itself, and a part of it calls the others.
@@ -28,7 +28,7 @@ from actors.settings import FleetConfig
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-NUM_ACTORS = 4
+PAIRS_PER_ACTOR = 8
 REPLY = "A reply of some words, as a model gives them. " * 4
 PROCESSES = ("RolloutFleet", "FleetPart", "TrajectoryQueue")
 
@@ -43,20 +43,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=600, help="of each row")
     parser.add_argument("--turns", type=int, default=4, help="of a rollout")
+    parser.add_argument("--pairs", type=int, default=32, help=f"in actors of {PAIRS_PER_ACTOR} each")
     arguments = parser.parse_args()
-    number, num_turns = arguments.rollouts, arguments.turns
+    number, num_turns, num_pairs = arguments.rollouts, arguments.turns, arguments.pairs
     columns = ("called by", "journal", "rollouts/s", "fleet", "part", "queue")
-    report = Report(f"CPU ms of a rollout of {num_turns} turns, {NUM_ACTORS} rollout actors", columns)
+    report = Report(f"CPU ms of a rollout of {num_turns} turns, {num_pairs} pairs", columns)
     start_ray()
     for env_class in (TalkEnvironment, ReplayedTalk):
-        for num_own, name in ((NUM_ACTORS, "the fleet"), (0, "a part")):
-            rate, used = measured(env_class, num_own, number, num_turns)
+        for num_own, name in ((num_pairs, "the fleet"), (0, "a part")):
+            rate, used = measured(env_class, num_own, number, num_turns, num_pairs)
             report.add(name, env_class.resumes_by or "-", f"{rate:.0f}", *(f"{each:.2f}" for each in used))
     ray.shutdown()
     report.print()
 
 
-def measured(env_class: Any, num_own: int, number: int, num_turns: int) -> tuple[float, list[float]]:
+def measured(
+    env_class: Any, num_own: int, number: int, num_turns: int, num_pairs: int
+) -> tuple[float, list[float]]:
     """Rollouts a second, and CPU milliseconds of a rollout in each of the processes."""
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.remote(partial(ScriptedSampler, [REPLY] * num_turns))
@@ -65,11 +68,11 @@ def measured(env_class: Any, num_own: int, number: int, num_turns: int) -> tuple
         sampler,
         stream.queue,
         RolloutLimits(timeout_seconds=60),
-        FleetConfig(num_actors=NUM_ACTORS),
+        FleetConfig(num_actors=num_pairs, pairs_per_actor=PAIRS_PER_ACTOR),
     )
     ray.get(fleet.__ray_call__.remote(call_so_many_itself, num_own))
     stream.connect(fleet)
-    ray.get(fleet.resize.remote(NUM_ACTORS))
+    ray.get(fleet.resize.remote(num_pairs))
     play(stream, "first", number // 4, num_turns)  # first calls are slower
     before, start = cpu_seconds(), time.perf_counter()
     play(stream, "measured", number, num_turns)
