@@ -23,7 +23,7 @@ from environments.errors import TroupeError
 from environments.types import Completion
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import LearnerConfig, OptimizerConfig
-from policies.sampler import SampleRequest, SamplingParams
+from policies.sampler import EngineOptions, SampleRequest, SamplingParams
 from policies.settings import EngineConfig
 
 if TYPE_CHECKING:
@@ -109,13 +109,15 @@ def test_publishes_of_five_versions_each_speak_with_their_layer(
     assert_five_publishes_are_spoken(late_policy, late_sampler)
 
 
-@pytest.mark.parametrize(("num_turns", "version_lag"), [(1, 0), (4, 1)], ids=["turns", "conversations"])
+@pytest.mark.parametrize(
+    ("num_turns", "version_lag", "most"), [(1, 0, 1.1), (4, 1, 1.25)], ids=["turns", "conversations"]
+)
 def test_two_engines_share_what_is_sent_after_publishes(
-    late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int
+    late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int, most: float
 ) -> None:
-    """Each answers half within a tenth, after each of three publishes that they may still be loading: single
-    turns of a synchronous run, and conversations of an asynchronous one. No answer is there before all
-    requests are: of the later ones, a faster engine may well get more.
+    """After each of three publishes, which they may still be loading, each answers half within a tenth of the
+    single turns of a synchronous run. Of the conversations of an asynchronous one it is within a quarter: one
+    of them moves where its engine has more of what has come by then, and stays.
     """
     weights, answered = weights_of(late_policy.model_path), num_answered(late_sampler)
     for _ in range(3):
@@ -124,13 +126,13 @@ def test_two_engines_share_what_is_sent_after_publishes(
             ray.get([late_sampler.sample.remote(request_of(each, version)) for each in range(40)])
         before, answered = answered, num_answered(late_sampler)
         shares = [number - before.get(name, 0) for name, number in answered.items()]
-        assert sum(shares) == 40 * num_turns and max(shares) <= 1.1 * 20 * num_turns, shares
+        assert sum(shares) == 40 * num_turns and max(shares) <= most * 20 * num_turns, shares
 
 
 def request_of(conversation: int, min_version: int) -> SampleRequest:
     """The next request of a conversation, whatever it was about before."""
     question = {"role": "user", "content": f"What is {conversation}+34?"}
-    params = SamplingParams(max_tokens=80)
+    params = SamplingParams(max_tokens=40, options=EngineOptions(ignore_eos=True))
     name = f"{conversation} since {min_version}"
     return SampleRequest(messages=[question], params=params, session_id=name, min_version=min_version)
 
