@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from environments.prefix_tree import PrefixTree, Span
+from environments.rewards.base import is_bool
 
 Json = dict[str, Any]
 Message = Json
@@ -149,4 +150,4 @@ def plain_json(value: Any) -> Any:
         return value
     if hasattr(value, "item") and isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
-    return bool(value) if type(value).__name__ in ("bool", "bool_") else str(value)
+    return bool(value) if is_bool(value) else str(value)

@@ -26,7 +26,7 @@ import httpx
 import models
 import openai
 import repository  # noqa: F401
-from killed_sessions import is_made, wait_until
+from killed_sessions import faults_of, is_made, wait_until
 from programs import Program, free_port
 from ray.util import get_node_ip_address
 from report import Report
@@ -34,10 +34,7 @@ from report import Report
 from actors.gateway.session_server import SessionServer
 from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
-from launch.run_folder.consumed_log import read_consumed_log
-from launch.run_folder.trajectory_log import TRAIN, read_kept
 from launch.workload import Workload
-from policies.learning.samples import training_samples
 
 NUM_CALLS, NUM_UPDATES, NUM_GROUPS, GROUP_SIZE = 3, 2, 8, 4
 RETRIES = {"name": 0, "name, two retries": 2, "node": 0}
@@ -157,27 +154,9 @@ def main() -> None:
             report.add(way, str(were_open[way]), shown, *(ends or ["", ""]))
         report.print()
         print(f"The resumed run has ended after {seconds:.0f} s.")
-        faults = faults_of(folder)
+        faults = faults_of(folder, NUM_UPDATES, NUM_UPDATES * NUM_GROUPS, GROUP_SIZE, NUM_CALLS)
     print("\n".join(faults) or "No session is lost, and none is trained on twice.")
     sys.exit(bool(faults))
-
-
-def faults_of(folder: Path) -> list[str]:
-    """What is wrong with the rollouts that were trained on, as sentences."""
-    trained = Counter(name for record in read_consumed_log(folder) for name in record["trained"])
-    expected = {
-        f"{group:08d}/{member:04d}"
-        for group in range(NUM_UPDATES * NUM_GROUPS)
-        for member in range(GROUP_SIZE)
-    }
-    faults = [f"{trained[name]} times: {name}" for name in sorted(expected) if trained[name] != 1]
-    for step in range(1, NUM_UPDATES + 1):
-        for trajectory in (kept.trajectory for kept in read_kept(folder, TRAIN, step)):
-            found = len(trajectory.steps), len(training_samples(trajectory))
-            if found != (NUM_CALLS, 1):
-                faults.append(f"{trajectory.rollout_id}: {found[0]} calls in {found[1]} sequences")
-    print(f"sessions: {len(expected)} of {NUM_UPDATES} updates, {len(faults)} faults")
-    return faults
 
 
 if __name__ == "__main__":

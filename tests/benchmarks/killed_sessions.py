@@ -163,7 +163,10 @@ def main() -> None:
         finally:
             program.end()
         report.print()
-        faults = result(folder, len(struck) + 1)
+        num_updates = len(struck) + 1
+        faults = faults_of(
+            folder, num_updates, num_updates * NUM_SESSIONS // GROUP_SIZE, GROUP_SIZE, NUM_CALLS
+        )
         calls = last_calls(notes)
         ended = sum(number == NUM_CALLS for number in calls.values())
         left = programs_left()
@@ -177,21 +180,20 @@ def is_made(folder: Path, update: int) -> bool:
     return len(read_consumed_log(folder)) >= update
 
 
-def result(folder: Path, num_updates: int) -> list[str]:
-    """What is wrong with the rollouts that were trained on, as sentences."""
+def faults_of(folder: Path, num_updates: int, num_groups: int, group_size: int, num_calls: int) -> list[str]:
+    """What is wrong with the rollouts that were trained on, as sentences.
+
+    Each has to be there once, with its calls in one sequence.
+    """
     trained = Counter(name for record in read_consumed_log(folder) for name in record["trained"])
-    expected = {
-        f"{group:08d}/{member:04d}"
-        for group in range(num_updates * NUM_SESSIONS // GROUP_SIZE)
-        for member in range(GROUP_SIZE)
-    }
+    expected = {f"{group:08d}/{member:04d}" for group in range(num_groups) for member in range(group_size)}
     faults = [f"lost: {name}" for name in sorted(expected - trained.keys())]
     faults += [f"counted {count} times: {name}" for name, count in trained.items() if count > 1]
     faults += [f"not of this run: {name}" for name in sorted(trained.keys() - expected)]
     for step in range(1, num_updates + 1):
         for trajectory in (kept.trajectory for kept in read_kept(folder, TRAIN, step)):
             found = len(trajectory.steps), len(training_samples(trajectory))
-            if found != (NUM_CALLS, 1):
+            if found != (num_calls, 1):
                 faults.append(f"{trajectory.rollout_id}: {found[0]} calls in {found[1]} sequences")
     print(f"sessions: {len(expected)} of {num_updates} updates, {len(faults)} faults")
     return faults
