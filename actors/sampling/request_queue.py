@@ -30,14 +30,15 @@ from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 BUSY_REQUESTS = 16
-"""Number of requests from which on a replica waits to batch its polls."""
+"""Number of requests from which on a replica waits to batch its polls. One that has more than its share loses
+a conversation with as many beyond twice another's: before, the rest of a burst may still be on its way.
+"""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""Requests beyond twice those of another replica with which one that has more than its share loses a
-conversation."""
+"""Difference between loads that is no reason to act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +316,7 @@ class RequestQueue:
         """
         loads = crowd.loads
         share = -(-(self._num_waiting + sum(loads.values())) // len(loads))
-        most = max(share, 2 * min(loads.values()) + SLACK)
+        most = max(share, 2 * min(loads.values()) + BUSY_REQUESTS)
         lost = {}
         for replica in self._replicas.values():
             room = max(0, most - loads[replica]) if replica in crowd.polls_soon else 0
