@@ -30,15 +30,14 @@ from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 BUSY_REQUESTS = 16
-"""Number of requests from which on a replica waits to batch its polls. One that has more than its share loses
-a conversation with as many beyond twice another's: before, the rest of a burst may still be on its way.
-"""
+"""Number of requests from which on a replica waits to batch its polls."""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""Difference between loads that is no reason to act."""
+"""Requests beyond twice those of another replica with which one that has more than its share loses a
+conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +315,7 @@ class RequestQueue:
         """
         loads = crowd.loads
         share = -(-(self._num_waiting + sum(loads.values())) // len(loads))
-        most = max(share, 2 * min(loads.values()) + BUSY_REQUESTS)
+        most = max(share, 2 * min(loads.values()) + SLACK)
         lost = {}
         for replica in self._replicas.values():
             room = max(0, most - loads[replica]) if replica in crowd.polls_soon else 0

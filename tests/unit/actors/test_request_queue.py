@@ -185,22 +185,6 @@ async def test_conversations_stay_at_a_replica_that_polls_first() -> None:
     assert sorted(ids(await fetch(there, 1, "a"))) == sorted(at_a)
 
 
-async def test_conversations_stay_though_those_of_a_replica_come_first() -> None:
-    there = RequestQueue("policy")
-    polls = [asyncio.create_task(call(there, name)) for name in "ab"]
-    await asyncio.sleep(0)
-    ask(there, *(request(index, session=str(index)) for index in range(24)))
-    begun = await asyncio.gather(*polls)
-    for name, orders in zip("ab", begun, strict=True):
-        answers = [(ticket, output(1)) for ticket, _ in orders.requests]
-        polls.append(asyncio.create_task(call(there, name, answers)))
-    await asyncio.sleep(0)
-    for orders in begun:  # the other replica has nothing to do when the first ones come
-        ask(there, *(request(index, session=str(index)) for index in ids(orders)))
-        await asyncio.sleep(0.01)
-    assert [ids(await each) for each in polls[2:]] == [ids(each) for each in begun]
-
-
 async def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
     there = queue()
     calls = {name: asyncio.create_task(call(there, name)) for name in "ab"}
