@@ -27,9 +27,9 @@ from actors.rollouts.rollout import RolloutRequest, failed
 from actors.settings import MANY_CALLS
 from environments.types import TerminationReason
 
-PAIRS_OF_FLEET = 512
+PAIRS_OF_FLEET = 256
 """Pairs that the fleet's own process calls."""
-PAIRS_PER_PART = 1024
+PAIRS_PER_PART = 1536
 GATHER_SECONDS = 0.1
 """Seconds for which a list gathers what goes to a part or comes from it, in a large fleet."""
 

@@ -29,6 +29,7 @@ from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
 PAIRS_PER_ACTOR = 8
+IDLE_SECONDS = 5
 REPLY = "A reply of some words, as a model gives them. " * 4
 PROCESSES = ("RolloutFleet", "FleetPart", "TrajectoryQueue")
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=32, help=f"in actors of {PAIRS_PER_ACTOR} each")
     arguments = parser.parse_args()
     number, num_turns, num_pairs = arguments.rollouts, arguments.turns, arguments.pairs
-    columns = ("called by", "journal", "rollouts/s", "fleet", "part", "queue")
+    columns = ("called by", "journal", "rollouts/s", "fleet", "part", "queue", "idle fleet, of a second")
     report = Report(f"CPU ms of a rollout of {num_turns} turns, {num_pairs} pairs", columns)
     start_ray()
     for env_class in (TalkEnvironment, ReplayedTalk):
@@ -60,7 +61,9 @@ def main() -> None:
 def measured(
     env_class: Any, num_own: int, number: int, num_turns: int, num_pairs: int
 ) -> tuple[float, list[float]]:
-    """Rollouts a second, and CPU milliseconds of a rollout in each of the processes."""
+    """Rollouts a second; CPU milliseconds of a rollout in each of the processes, and of the fleet in a second
+    in which nothing is played.
+    """
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.remote(partial(ScriptedSampler, [REPLY] * num_turns))
     fleet: Any = RolloutFleet.remote(  # type: ignore[attr-defined]
@@ -77,12 +80,15 @@ def measured(
     before, start = cpu_seconds(), time.perf_counter()
     play(stream, "measured", number, num_turns)
     seconds, after = time.perf_counter() - start, cpu_seconds()
+    time.sleep(IDLE_SECONDS)
+    idle = cpu_seconds()[0] - after[0]
     stream.close()
     for each in (fleet, sampler):
         ray.kill(each)
     while any(cpu_seconds()):
         time.sleep(0.1)
-    return number / seconds, [1000 * (now - then) / number for now, then in zip(after, before, strict=True)]
+    of_rollout = [1000 * (now - then) / number for now, then in zip(after, before, strict=True)]
+    return number / seconds, [*of_rollout, 1000 * idle / IDLE_SECONDS]
 
 
 def call_so_many_itself(fleet: Any, num_pairs: int) -> None:

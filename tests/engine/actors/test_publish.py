@@ -116,8 +116,8 @@ def test_two_engines_share_what_is_sent_after_publishes(
     late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int, most: float
 ) -> None:
     """After each of three publishes, which they may still be loading, each answers half within a tenth of the
-    single turns of a synchronous run. Of the conversations of an asynchronous one it is within a quarter: one
-    of them moves where its engine has more of what has come by then, and stays.
+    single turns of a synchronous run. Of the conversations of an asynchronous one it is within a quarter,
+    95 of 160 at the most that were seen.
     """
     weights, answered = weights_of(late_policy.model_path), num_answered(late_sampler)
     for _ in range(3):
