@@ -80,6 +80,7 @@ ANSWER = {
     "id": "0",
     "message": message_of(REPLY, [], get_tool_parser("qwen"), 0),
     "finish_reason": "tool_calls",
+    "stop": None,
     "usage": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 1),
     "policy_version": 0,
 }
