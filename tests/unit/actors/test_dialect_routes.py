@@ -81,7 +81,9 @@ def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
     for gone in (first.id, again.id):
         with pytest.raises(NotFoundError, match="There is no response"):
             client.responses.retrieve(gone)
-        with pytest.raises(BadRequestError, match=r"before this server was started.*Send the whole") as caught:
+        with pytest.raises(
+            BadRequestError, match=r"before this server was started.*Send the whole"
+        ) as caught:
             client.responses.create(model="tiny", input="?", previous_response_id=gone)
         assert caught.value.code == "previous_response_not_found", "as OpenAI's own, and agents'"
     third = client.responses.create(model="tiny", input="And?", previous_response_id=second.id)
