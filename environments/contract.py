@@ -149,8 +149,9 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
             return []
         case dict() if not observation:
             return []
+    kind = "a number" if isinstance(observation, int | float) else kind_of(observation)  # each of them once
     return [
-        f"{method} returned {kind_of(observation)} as observation. The agents of policies.agents read a "
+        f"{method} returned {kind} as observation. The agents of policies.agents read a "
         'text, parts of a message, {"question": text} or {"tool_outputs": {call_id: text}}: return one of '
         "these, unless your own agent reads yours."
     ]

@@ -110,15 +110,14 @@ class ChatRenderer:
                 f"The chat template of {self.template.name!r} shows no {unseen}: let messages of a role "
                 "that it shows hold their texts, as ToolAgent(tools_in='system') does for tools."
             )
-        limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
-        most = min(limits, default=None)
+        names = ("max_prompt_tokens", "max_total_tokens")
+        limits = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+        most = min(limits.values(), default=None)
         try:
             prompt_ids = self._prompt(messages, pictures, request.previous, request.tools, most)
         except PromptTooLongError as error:
-            raise PromptTooLongError(
-                f"{error} Its limits are max_prompt_tokens={request.max_prompt_tokens} and "
-                f"max_total_tokens={request.max_total_tokens}."
-            ) from error
+            named = " and ".join(f"{name}={limit}" for name, limit in limits.items())
+            raise PromptTooLongError(f"{error} The limit is {named}.") from error
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
                 f"The chat template of {self.template.name!r} rejects the agent's messages "

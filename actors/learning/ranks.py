@@ -290,15 +290,26 @@ class RankGroup:
     def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """End the ranks that are left, and start as many where those had their place.
 
+        A place on a node whose death Ray does not know yet, for some seconds, takes a rank that dies with it:
+        then they are started once more.
+
         Raises:
-            LearnerLostError: a place was lost with its node, and no other node has room for it.
+            LearnerLostError: a place was lost with its node, and no other node has room for it, or ranks have
+                died again.
         """
-        self._kill()
-        if not self._places.wait(PLACE_RETURN_SECONDS):
-            raise LearnerLostError("A learner rank was lost with its node, and no other has room for it.")
         learner = replace(self._arguments["learner"], optimizer=optimizer)
         self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
-        self._start()
+        for is_last in (False, True):
+            self._kill()
+            if not self._places.wait(PLACE_RETURN_SECONDS):
+                raise LearnerLostError("A learner rank was lost with its node, and no other has room for it.")
+            self._start()
+            try:
+                self._wait_for(self._ping())
+                return
+            except LearnerLostError:
+                if is_last:
+                    raise
 
     def call(self, method: Callable[Concatenate[Any, P], Result], *args: P.args, **none: P.kwargs) -> Result:
         """The first rank's result, when all have returned. Raises as ``begin`` and its result do."""

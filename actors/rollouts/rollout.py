@@ -276,7 +276,8 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
         steps = agent.trajectory.steps
     if not isinstance(action, Action):
         raise AgentError(
-            f"{type(agent).__name__}.update_from_model returned {action!r}: write return Action(action=...)."
+            f"{type(agent).__name__}.update_from_model returned {action!r}: write return Action(action=...), "
+            "with environments.Action."
         )
     if len(steps) != turn + 1:
         raise AgentError(
@@ -284,6 +285,11 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
             f"turn {turn + 1}: it has to append exactly one Step to self.trajectory.steps per call."
         )
     step = steps[-1]
+    if not isinstance(step, Step):
+        raise AgentError(
+            f"{type(agent).__name__}.update_from_model has appended {step!r} to its trajectory: append a "
+            "Step(...), with environments.Step."
+        )
     step.completion = completion
     step.model_response = step.model_response or completion.text
     if step.action is None:

@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from policies.agent_api.context import MAX_STORED, RequestContext
+from policies.agent_api.context import RequestContext
 from policies.agent_api.history import BEGINNING
-from policies.model_api.errors import ConflictError, InvalidRequestError, NotFoundError, RequestError
+from policies.model_api.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    RequestError,
+    no_earlier_response,
+)
+from policies.model_api.limits import MAX_STORED
 
 MAX_NAME = 256
 """Characters of a session's name or of an idempotency key."""
@@ -132,12 +139,7 @@ class Conversations:
             if context.after not in places:
                 if (place := self._by_history(context)) is not None:
                     return place
-                raise InvalidRequestError(
-                    f"There is no response {context.after!r} to go on from: it was never made, made with "
-                    f"store=false, deleted, or forgotten after {self._most} newer ones.",
-                    param="previous_response_id",
-                    code="previous_response_not_found",
-                )
+                raise no_earlier_response(context.after, self._most)
             places.move_to_end(context.after)
             return places[context.after]
         if context.session is None:

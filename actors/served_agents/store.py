@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from policies.agent_api.context import MAX_STORED
+from policies.model_api.limits import MAX_STORED
 
 T = TypeVar("T")
 

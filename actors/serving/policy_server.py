@@ -110,6 +110,7 @@ class PolicyServer:
             count=self.access.metrics.episode,
             recordings=self.recordings,
         )
+        self.openai.beside = tuple(self.agents.pools)
         self._followers: list[asyncio.Task[None]] = []
         if store is not None and directory is not None and transport is not None:
             await self._follow_program(store, transport, directory, read_calls)

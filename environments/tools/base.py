@@ -8,7 +8,8 @@ import json
 import logging
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,7 +174,7 @@ class Tool:
         try:
             output = self.forward(*args, **kwargs)
             if inspect.iscoroutine(output):
-                output = asyncio.run(output)
+                output = _run(output)
             result = output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
             result.to_string()  # an output without a text, such as a list within itself, is an error too
         except TroupeError:
@@ -182,6 +183,16 @@ class Tool:
             logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
             return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
         return result
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it to its end, also in a cell of a notebook: there this thread has an event loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 def openai_schema(schema: dict[str, Any]) -> dict[str, Any]:

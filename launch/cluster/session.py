@@ -118,8 +118,13 @@ def _missing(config: TrainConfig) -> tuple[str, str] | None:
         if needed > there.get(name, 0):
             has = f"the cluster has {there.get(name, 0):g}"
             remedy = f"lower {REMEDIES.get(name, NODES)}"
-            return remedy, f"The run needs {needed:g} Ray {name}s and {has}"
+            return remedy, f"The run needs {amount(needed, name)} and {has}"
     return None
+
+
+def amount(number: float, name: str) -> str:
+    """So much of a resource of Ray's, or of one that nodes were started with."""
+    return f"{number:g} Ray {name}s" if name in ("CPU", "GPU") else f"{number:g} of the resource {name!r}"
 
 
 def check_resources(config: TrainConfig) -> None:
@@ -160,7 +165,7 @@ def shortage(config: TrainConfig) -> str:
     """Sentence on what the run needs and others have."""
     free = ray.available_resources()
     short = [
-        f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
+        f"{amount(needed, name)}, of which {free.get(name, 0):g} are free"
         for name, needed in needs(config).items()
         if needed > free.get(name, 0)
     ]

@@ -44,6 +44,7 @@ from actors.rollouts.service import RolloutService
 from environments.command_name import command_name
 from environments.errors import LearnerLostError, SamplerError
 from launch.cluster.serve_address import check_answers, client_url
+from launch.health.death import describe_death
 from launch.health.restart_budget import RestartBudget
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder
 from launch.training.activity import Activity
@@ -203,7 +204,8 @@ class TrainingLoop:
             raise error
         if run.interrupts.is_pending or not budget.allow(time.monotonic()):
             raise error
-        run.tracker.announce(f"{error} The learner is being rebuilt; engines and rollout actors go on.")
+        lost = describe_death(error)
+        run.tracker.announce(f"{lost} The learner is being rebuilt; engines and rollout actors go on.")
         with run.interrupts.atomic_section(), Clock(self.activity).measure("time/rebuild"):
             try:
                 version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))

@@ -117,10 +117,8 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
             while not _train(config, workload, lock, budget):
                 config = replace(config, run=replace(config.run, resume=True))
         except (PartLostError, RayActorError, OutOfMemoryError) as error:
-            cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
-            text = str(cause) if isinstance(cause, PartLostError) else describe_death(cause)
             raise TroupeError(
-                f"{text} Go on with run.directory={config.run.directory} run.resume=true"
+                f"{describe_death(error)} Go on with run.directory={config.run.directory} run.resume=true"
             ) from error
 
 
@@ -221,8 +219,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                         loop.milestones.finish_copy_or_name()
                     raise
                 tracker.announce(
-                    f"{error if isinstance(error, PartLostError) else describe_death(error)} "
-                    f"{lost_updates(state.progress.step, state.saved_step)}"
+                    f"{describe_death(error)} {lost_updates(state.progress.step, state.saved_step)}"
                 )
                 return False
             except (Exception, KeyboardInterrupt) as raised:

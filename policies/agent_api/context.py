@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 SESSION_HEADER = "x-session-id"
 """Header by which a client names the session that its request is of."""
-MAX_STORED = 1000
-"""Things of one kind that are kept for an API key: the oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)

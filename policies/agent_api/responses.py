@@ -12,12 +12,19 @@ from typing import Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
+from policies.agent_api.context import RecordingNotice, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, WHOLE, AgentFrontend, key_with_body, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import TEXT, THOUGHT, Json
 from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
-from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError, unknown_model
+from policies.model_api.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    RequestError,
+    unknown_model,
+    why_not_kept,
+)
+from policies.model_api.limits import MAX_STORED
 
 
 class ResponseStore(Protocol):
@@ -160,8 +167,7 @@ def has_ended(response_id: str) -> InvalidRequestError:
 
 def _not_kept(response_id: str) -> NotFoundError:
     return NotFoundError(
-        f"There is no response {response_id!r}: it was never made, made with store=false, deleted, or "
-        f"forgotten after {MAX_STORED} newer ones.",
+        f"There is no response {response_id!r}: {why_not_kept(MAX_STORED)}",
         code="response_not_found",
     )
 

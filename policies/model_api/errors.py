@@ -55,6 +55,24 @@ def unknown_model(message: str) -> NotFoundError:
     return NotFoundError(message, param="model", code="model_not_found")
 
 
+def no_earlier_response(name: str, most: int) -> InvalidRequestError:
+    """The error of going on from a response that is not kept, as OpenAI's own."""
+    return InvalidRequestError(
+        f"There is no response {name!r} to go on from: {why_not_kept(most)} "
+        "Send the whole conversation as input.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def why_not_kept(most: int) -> str:
+    """The reasons for which a response is not there, where ``most`` of a key are kept."""
+    return (
+        "it was never made, made with store=false, deleted, made before this server was started, or "
+        f"forgotten after {most} newer ones."
+    )
+
+
 class ConflictError(RequestError):
     """The state that the request goes on from is another one."""
 

@@ -69,6 +69,8 @@ class OpenAIFrontend:
         self._places = asyncio.Semaphore(max_sampled)
         self.num_waiting = 0
         """Answers that wait for a place in the engine."""
+        self.beside: Sequence[str] = ()
+        """Names of what is served beside them, such as agents, for the error of an unknown one."""
         self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.template.text))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
@@ -146,11 +148,8 @@ class OpenAIFrontend:
 
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
-            served = ", ".join(map(repr, self.names))
-            raise unknown_model(
-                f"The model {name!r} does not exist: this server serves {served}, and the agents that "
-                "GET /v1/models lists beside."
-            )
+            served = ", ".join(map(repr, (*self.names, *self.beside)))
+            raise unknown_model(f"The model {name!r} does not exist: this server serves {served}.")
 
     def _shown(self, body: ChatRequest) -> tuple[str, ...]:
         """The pictures in its messages."""

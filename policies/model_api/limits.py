@@ -13,6 +13,8 @@ MAX_CHOICES = 128
 """Prompts times choices of each."""
 MAX_PICTURES = 16
 """Pictures of one request: the largest takes 75 ms to read, the first time."""
+MAX_STORED = 1000
+"""Things of one kind that are kept for an API key: the oldest are forgotten first."""
 MAX_TOKENS = 2**20
 """Tokens of all prompts and choices of one request together."""
 MAX_STRUCTURE_CHARACTERS = 2**16

@@ -12,7 +12,8 @@ from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, J
 from policies.model_api.dialects.errors import openai_error, renamed
 from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
-from policies.model_api.errors import InvalidRequestError, NotFoundError, request_error
+from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error
+from policies.model_api.limits import MAX_STORED
 from policies.model_api.protocol import ChatRequest
 
 UNIQUE_NAMES = {
@@ -74,11 +75,7 @@ class Responses(Dialect):
 
     def chat_request(self) -> ChatRequest:
         if self._earlier is None:
-            raise NotFoundError(
-                f"{self.body.previous_response_id!r} is not kept: send the whole conversation as input.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
+            raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
         body = self.body
         items = read(Conversation, {"items": [*self._earlier, *body.items()]})[0].items
         orders = [{"role": "system", "content": body.instructions}] if body.instructions else []

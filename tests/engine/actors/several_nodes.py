@@ -146,7 +146,7 @@ def parts_live_where_their_settings_say(cluster: Cluster, folder: str) -> None:
 
     with pytest.raises(ConfigError, match=r"node with the labels \{'market': '!in\(spot\)'.*fleet\.nodes"):
         check_resources(compose(["recipe=calculator", "fleet.nodes={market: '!in(spot)', big: small}"]))
-    with pytest.raises(ConfigError, match=r"needs 3 Ray bigs and the cluster has 2.*learner\.nodes"):
+    with pytest.raises(ConfigError, match=r"needs 3 of the resource 'big' and .* has 2.*learner\.nodes"):
         check_resources(compose(["recipe=calculator", "learner.nodes={big: 3}"]))
     with pytest.raises(ConfigError, match=r"with the labels \{'market': 'none'\}"):
         check_room(actor_options(PAIR, FleetConfig(nodes={"market": "none"})))

@@ -64,7 +64,7 @@ def anthropic_at(url: str, key: str = "none") -> Anthropic:
 
 @pytest.mark.slow
 def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
-    from openai import NotFoundError
+    from openai import BadRequestError, NotFoundError
 
     client = openai_at(serve("46", "92", "92"))
     first = client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.")
@@ -81,20 +81,23 @@ def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
     for gone in (first.id, again.id):
         with pytest.raises(NotFoundError, match="There is no response"):
             client.responses.retrieve(gone)
-        with pytest.raises(NotFoundError, match="send the whole conversation"):
+        with pytest.raises(
+            BadRequestError, match=r"before this server was started.*Send the whole"
+        ) as caught:
             client.responses.create(model="tiny", input="?", previous_response_id=gone)
+        assert caught.value.code == "previous_response_not_found", "as OpenAI's own, and agents'"
     third = client.responses.create(model="tiny", input="And?", previous_response_id=second.id)
     assert third.usage is not None and third.usage.input_tokens > second.usage.input_tokens
 
 
 def test_responses_of_one_key_are_no_other_keys(serve: Serve) -> None:
-    from openai import NotFoundError
+    from openai import BadRequestError, NotFoundError
 
     url = serve("46", keys=KEYS)
     response = openai_at(url, ALICE).responses.create(model="tiny", input=QUESTION)
     with pytest.raises(NotFoundError):
         openai_at(url, BOB).responses.retrieve(response.id)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(BadRequestError):
         openai_at(url, BOB).responses.create(model="tiny", input="?", previous_response_id=response.id)
     assert openai_at(url, ALICE).responses.retrieve(response.id).id == response.id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +176,26 @@ def test_wait_for_a_place_that_no_node_has_ends(
     group._ranks = []
     with pytest.raises(LearnerLostError, match="lost with its node, and no other has room"):
         group.start_anew(LearnerConfig().optimizer, 10)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_rank_on_a_node_whose_death_is_unknown_starts_again(
+    monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    starts, lost = [], [LearnerLostError("A learner rank has died.")] * deaths
+
+    def wait_for(group: Any, references: list[Any]) -> None:
+        if len(starts) > 1 and lost:  # the first are those of the beginning
+            raise lost.pop()
+
+    monkeypatch.setattr(rank_actors.RankGroup, "_start", lambda group: starts.append(group))
+    monkeypatch.setattr(rank_actors.RankGroup, "_wait_for", wait_for)
+    places: Any = SimpleNamespace(wait=lambda seconds: True)
+    group = rank_actors.RankGroup(RankWorker, places, LearnerConfig(), learner=LearnerConfig())
+    group._ranks = []
+    with pytest.raises(LearnerLostError) if deaths == 2 else nullcontext():
+        group.start_anew(LearnerConfig().optimizer, 10)
+    assert len(starts) == 3 and not lost
 
 
 def test_places_are_given_back_where_ctrl_c_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, TokenBu
 from environments.base import BaseEnv, SingleTurnEnvironment
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
 from environments.rewards.base import RewardOutput
-from environments.types import Completion, Step, TerminationReason, Trajectory
+from environments.types import Action, Completion, Step, TerminationReason, Trajectory
 from policies import GameAgent
 from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler
 
@@ -157,6 +157,16 @@ def test_agent_that_appends_no_step_is_named_with_the_remedy() -> None:
     message = r"Forgetful\.update_from_model has left 0 steps .* turn 1: .*exactly one Step to self\.traj"
     with pytest.raises(AgentError, match=message):
         play(CountdownEnv(), ["a"], Forgetful())
+
+
+def test_agent_with_steps_of_another_kind_is_named_too() -> None:
+    class Ported(GameAgent):
+        def update_from_model(self, response: str, **kwargs: Any) -> Action:
+            self.trajectory.steps.append({"response": response})  # type: ignore[arg-type]
+            return Action(action=response)
+
+    with pytest.raises(AgentError, match=r"Ported.* has appended {'response': 'a'} .*environments\.Step"):
+        play(CountdownEnv(), ["a"], Ported())
 
 
 def test_agent_that_appends_two_steps_is_named_too() -> None:

@@ -485,6 +485,14 @@ def test_environment_is_closed_in_the_thread_that_made_it():
     assert len(made) >= 3
 
 
+class ShowsItsTurn(Sound):
+    turn = 0
+
+    def step(self, action):
+        self.turn += 1
+        return self.turn, 0.0, False, {}
+
+
 def test_task_is_left_as_it_is():
     task = {"word": "banana", "letters": ["a"]}
     check_environment(ChangesWithin, task)
@@ -505,6 +513,7 @@ def test_task_is_left_as_it_is():
             opening(({"word": "?"}, {})),
             ["a dict with the keys ['word'] as observation", '{"question": text}'],
         ),
+        (ShowsItsTurn, ["step() returned a number as observation"]),
         (opening(({"question": 7}, {})), ["a dict with the keys ['question'] as observation"]),
         (answering(({"tool_outputs": {"1": 2}}, 0, True, {})), ["['tool_outputs'] as observation"]),
         (opening(([{"type": "text"}, "?"], {})), ["list as observation", "parts of a message"]),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,7 +149,11 @@ def test_async_function_is_run_to_its_end():
         """Says it later."""
         return text.upper()
 
+    async def cell() -> str:  # of a notebook, which has an event loop of its own
+        return FunctionTool(later)(text="now").output
+
     assert FunctionTool(later)(text="now").output == "NOW"
+    assert asyncio.run(cell()) == "NOW"
 
 
 def test_error_of_a_function_goes_to_the_model_unless_it_ends():

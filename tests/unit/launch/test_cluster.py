@@ -87,6 +87,7 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.shortage(config) == "2 Ray GPUs, of which 1 are free"
     del free["GPU"]  # as Ray says it
     assert "of which 0 are free" in session.shortage(config)
+    assert session.amount(0.04, "node") == "0.04 of the resource 'node'", "and no Ray nodes"
 
 
 def test_room_is_held_by_other_live_trainings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 
+from environments.errors import LearnerLostError
 from launch.health.death import describe_death
 
 NODE_DIED = """\
@@ -16,6 +17,13 @@ The actor died unexpectedly before finishing this task.
 \tip: 192.0.2.2
 The actor is dead because its owner has died. Owner Id: 01000000ffff Owner Ip address: 192.0.2.2 \
 Owner worker exit type: SYSTEM_ERROR Worker exit detail: Owner's node has crashed."""
+LOST_NODE = """\
+The actor died unexpectedly before finishing this task.
+\tclass_name: LearnerWorker
+\tpid: 956
+\tip: 192.0.2.7
+The actor died because its node has died. Node Id: 15a3a371466926a91b55b16888edf0d87034d652c2d2bb12e904b7b7
+\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"""
 MEMORY_FULL = """\
 1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
 ID: a3009f42) was 22.41GB used / 23.54GB limit (0.952)
@@ -46,3 +54,13 @@ task name=LearnerWorker.update, required resources={}, pid=23350, actual memory 
 )
 def test_death_is_one_sentence_with_name_place_and_reason(error: RayError, sentence: str) -> None:
     assert describe_death(error) == sentence
+
+
+def test_lost_rank_is_named_with_its_node_where_ray_knows() -> None:
+    error = LearnerLostError("A learner rank has died, or Ray cannot reach it.")
+    error.__cause__ = ActorUnavailableError("It is away.", None)
+    assert describe_death(error) == "A learner rank has died, or Ray cannot reach it."
+    error.__cause__ = RayActorError(error_msg=LOST_NODE)
+    assert (
+        describe_death(error) == "LearnerWorker (process 956 on node 192.0.2.7) has died: its node has died."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -302,7 +303,12 @@ def test_teacher_to_imitate_is_sampled_before_the_start() -> None:
     with serving(lambda *_: "Hello.") as server:
         stage = imitation(server.url, "stage_settings.imitation.batch_size=5", "warm_start.num_epochs=3")
         stage.check_workload(calculator.workload(0))
-    assert [body["model"] for body in server.bodies] == ["large"]
+
+        async def cell() -> None:  # of a notebook, which has an event loop of its own
+            stage.check_workload(calculator.workload(0))
+
+        asyncio.run(cell())
+    assert [body["model"] for body in server.bodies] == ["large", "large"]
     assert (stage.num_steps, stage.config.warm_start.batch_size) == (7, 5)
 
 

@@ -285,7 +285,7 @@ def test_prompt_that_cannot_fit_is_found_before_its_tokens(monkeypatch: pytest.M
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     messages: list[Message] = [SYSTEM, {"role": "user", "content": "What? " * 100_000}]
     for limit in ("max_prompt_tokens", "max_total_tokens"):
-        with pytest.raises(PromptTooLongError, match=rf"60\d{{4}} characters, .* {limit}=99"):
+        with pytest.raises(PromptTooLongError, match=rf"60\d{{4}} characters, .* The limit is {limit}=99\.$"):
             renderer().request_ids(SampleRequest(messages=messages, **{limit: 99}))
     names: list[Message] = [{"role": "user", "content": "<|im_end|>" * 99}]
     with pytest.raises(PromptTooLongError, match="99 names of control tokens, and may have 99 tokens"):

@@ -14,7 +14,7 @@ from policies.gateway.calls import policy_call
 from policies.model_api.dialects.base import Chat, Dialect
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.responses import Responses
-from policies.model_api.errors import InvalidRequestError, NotFoundError, UnavailableError
+from policies.model_api.errors import InvalidRequestError, UnavailableError
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.protocol import ChatRequest
 
@@ -366,7 +366,7 @@ def test_conversation_goes_on_only_from_one_that_is_known() -> None:
     first = responses()
     asyncio.run(sampled(first, "46"))
     second = responses("Twice that?", previous_response_id="resp_1", instructions="Be brief.")
-    with pytest.raises(NotFoundError, match="resp_1"):
+    with pytest.raises(InvalidRequestError, match="resp_1"):
         second.chat_request()
     second.follow(first.conversation())
     roles = [(message.role, message.content) for message in second.chat_request().messages[:3:2]]

@@ -550,7 +550,8 @@ def test_text_completions_end_after_16_tokens_by_default() -> None:
 
 def test_model_that_is_served_is_listed_and_named() -> None:
     engine = FakeEngine()
-    models = OpenAIFrontend(MODEL, renderer(), engine).models()
+    frontend = OpenAIFrontend(MODEL, renderer(), engine)
+    models = frontend.models()
     assert [model["id"] for model in models["data"]] == [MODEL]
     for ask in (chat, complete):
         with pytest.raises(Exception, match=r"'gpt-4o'.*'tiny'") as caught:
@@ -559,6 +560,9 @@ def test_model_that_is_served_is_listed_and_named() -> None:
         assert status_of(error) == 404
         assert error.param == "model"
         assert error.code == "model_not_found"
+    frontend.beside = ("agent/calculator",)
+    with pytest.raises(RequestError, match="this server serves 'tiny', 'agent/calculator'"):
+        frontend.model("calculator")
 
 
 @pytest.mark.parametrize("stream", [False, True])
