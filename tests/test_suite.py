@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ SETTINGS = """
 [tool.pytest.ini_options]
 markers = ["engine", "outside", "slow"]
 """
+LIGHT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+"""Dozens of processes start here: they load no plugin but the one that the suite needs."""
 UNSTEADY = """
 from pathlib import Path
 
@@ -35,7 +38,8 @@ def play(folder: Path, part: str, tests: str, *arguments: str) -> subprocess.Com
     (folder / "pyproject.toml").write_text(SETTINGS)
     (folder / "test_it.py").write_text(tests)
     command = [sys.executable, SUITE, *part.split(), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    environment = os.environ | LIGHT
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("part", ["plain", "engine"])

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
 
+SERVE_ENVIRONMENT = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+}
+"""Serve's controller goes round three times a second, not ten, and nobody reads the counts of requests: what
+a session does while its tests do nothing with it is taken from the tests."""
+
+
 @pytest.fixture(scope="session")
 def http_port() -> int:
     return free_port()
@@ -31,6 +39,7 @@ def ray_cluster(http_port: int) -> None:
     without one, for all tests that come after.
     """
     import ray
+    from ray._private.node import Node
 
     from actors.ray_tools.connect import RAYLET_ENVIRONMENT
     from actors.serving.policy_app import start_serve
@@ -39,10 +48,12 @@ def ray_cluster(http_port: int) -> None:
 
     os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
-    variables = RAY_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    variables = RAY_ENVIRONMENT | SERVE_ENVIRONMENT
+    variables |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with pytest.MonkeyPatch.context() as patch:  # its processes inherit them
         for name, value in variables.items():
             patch.setenv(name, value)
+        patch.setattr(Node, "start_log_monitor", lambda _: None)  # it reads all logs, to print none of them
         ray.init(
             address="local",
             num_cpus=LOCAL_CPUS,

@@ -33,7 +33,6 @@ from environments import DatasetRegistry
 from launch.cluster.session import RAY_ENVIRONMENT, check_resources
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from policies.tiny import build_model
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "qwen3.jinja"
 QUESTION = {"question": "1+1", "ground_truth": "2"}
@@ -75,14 +74,14 @@ class IdleServer:
         Path(model.path, f"{os.getpid()}.devices").write_text(json.dumps(devices()))
 
 
-def main(target: Path) -> None:
+def main(target: Path, tiny_model: Path) -> None:
     os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # the recipe has none to add
     policy_app.PolicyServer = IdleServer  # type: ignore[misc, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 64, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     found: Places = {}
     with TemporaryDirectory() as folder:
-        model = str(build_model(Path(folder, "model"), [[{"role": "user", "content": "Hello."}]]))
+        model = str(shutil.copytree(tiny_model, Path(folder, "model")))
         for nodes in ([1], [2], [8], [8] * 4):
             with pretended_nodes(cluster, nodes):
                 found |= rows_of(nodes, model)
@@ -170,4 +169,4 @@ def started(recipe: str, address: str, folder: Path, model: str) -> Places:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

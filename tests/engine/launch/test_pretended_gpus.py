@@ -24,7 +24,7 @@ Device = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def found(tiny_model: Path) -> dict[str, Any]:
     # A program of its own: this one has a cluster without GPUs. Not tmp_path: too long for sockets.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         target = Path(folder, "found.json")
@@ -33,7 +33,8 @@ def found() -> dict[str, Any]:
             "RAY_TMPDIR": folder,
             "TROUPE_HOME": folder,
         }
-        command = [sys.executable, str(Path(__file__).with_name("pretended_gpus.py")), str(target)]
+        program = Path(__file__).with_name("pretended_gpus.py")
+        command = [sys.executable, str(program), str(target), str(tiny_model)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540)
         assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
         places: dict[str, Any] = json.loads(target.read_text())

@@ -75,8 +75,14 @@ def test_solution_alone_gets_the_reward(folder: Path, tmp_path: Path) -> None:
         "import os; os._exit(0)",
     ],
 )
-def test_module_that_forges_its_verdict_gets_none(folder: Path, forgery: str) -> None:
-    row = next(row for row in harbor_tasks(folder / "train")[0] if row["name"] == "roman-number-1")
+def test_module_that_forges_its_verdict_gets_none(folder: Path, forgery: str, tmp_path: Path) -> None:
+    name = "roman-number-1"
+    judge = shutil.copytree(folder / "train" / name, tmp_path / name) / "tests" / "judge.py"
+    if "os.fork" in forgery:  # it tries for as long as it is given, with a core of this machine
+        patient = judge.read_text()
+        assert patient.count("timeout=10") == 1
+        judge.write_text(patient.replace("timeout=10", "timeout=2"))
+    (row,) = harbor_tasks(tmp_path)[0]
     env = HarborEnvironment(row)
     env.reset()
     lines = f"{forgery}\ndef roman(number):\n    return 'I'\n"

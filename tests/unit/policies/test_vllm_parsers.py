@@ -15,6 +15,7 @@ from environments.errors import ConfigError
 from environments.tools import ToolCall
 from policies.agents.parsers import get_tool_parser
 from policies.engines.tool_calls import CallReader, check_served_parsers, served_parser, served_reasoning
+from policies.engines.tool_calls import _main as find_out
 from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 
 CODER = (
@@ -66,11 +67,13 @@ def test_answers_without_a_named_parser_are_not_read() -> None:
 
 
 def test_parser_that_cannot_start_is_found_before_loading(tmp_path: Path) -> None:
-    """So is one that vLLM does not have, as test_engine shows: each takes a program that imports vLLM."""
+    """Here by what the program does that is to find out. It is started, and so imports vLLM anew, for a
+    reasoning parser below, and by test_engine for a parser that vLLM does not have.
+    """
     tokenizer().save_pretrained(tmp_path)
     check_served_parsers(["hermes", None], str(tmp_path))
-    with pytest.raises(ConfigError, match=r"vllm:mistral.*tokenizer.*tool call token"):
-        check_served_parsers(["vllm:hermes", "vllm:mistral"], str(tmp_path))
+    with pytest.raises(SystemExit, match=r"'mistral' cannot start.*tokenizer.*tool call token"):
+        find_out(str(tmp_path), "", "vllm:hermes", "vllm:mistral")
 
 
 GRANITE = f"Here is my thought process: {HERMES} Here is my response: I calculate. {HERMES}"
@@ -91,7 +94,7 @@ def test_vllms_reasoning_parser_tells_thoughts_from_answers() -> None:
 def test_reasoning_parser_that_cannot_start_is_found_early(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     check_served_parsers([], None, None)
-    with pytest.raises(ConfigError, match=r"vllm:step3.*tokenizer.*think end token"):
+    with pytest.raises(ConfigError, match=r"vllm:hermes and vllm:step3.*tokenizer.*think end token"):
         check_served_parsers(["vllm:hermes"], str(tmp_path), "vllm:step3")
     with pytest.raises(ConfigError, match=r"server\.reasoning_parser='granite'.*vllm:granite"):
         served_reasoning("granite", tokenizer())
