@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_page import ROWS, Row
+from gpu_page import ALWAYS, PAGE, ROWS, Row
 from picture_models import build
 
 from environments.errors import ConfigError
@@ -194,7 +194,7 @@ def test_rank_is_planned_as_counted_by_hand() -> None:
         weights=FULL * whole / 2 + FULL * (embedding + 2 * layer) + FULL * layer,
         gradients=FULL * whole / 2,
         optimizer=2 * FULL * whole / 2,
-        checkpoint=2 * FULL * embedding / 2,  # of the weights that are exported in turn it is the largest
+        checkpoint=0,  # an update takes more for a while
         activations=1000 * 2 * FULL * (9 * 4 + 3 * 4 + 3 * 2 + 4 * 8),
         logits=1000 * 16 * LOGIT_BYTES,
     )
@@ -208,8 +208,11 @@ def test_copy_for_a_checkpoint_lies_on_the_hosts() -> None:
     )
     assert (on_gpu.checkpoint, host.checkpoint) == (0, pytest.approx(3 * FULL * 8.03e9 / 2, rel=1e-3))
     on_cpu = process("learner rank", LLAMA_8B, *ranks)
-    passing = on_cpu.checkpoint + on_cpu.activations + on_cpu.logits
+    passing = on_cpu.checkpoint + on_cpu.gradients + on_cpu.activations + on_cpu.logits
     assert passing == pytest.approx(host.checkpoint), "the larger of the two counts"
+    adapted = process("learner rank", LLAMA_8B, *ranks, *LORA)
+    largest = 2 * FULL * 128256 * 4096 / 2  # of the weights that are exported in turn
+    assert adapted.checkpoint + adapted.logits == largest, "what is left in the heap has no room for it"
     adapters = process("learner rank on the host", LLAMA_8B, *ON_GPUS, *ranks, *LORA)
     assert adapters.checkpoint == pytest.approx(FULL * 8.03e9 / 2, rel=0.03)
 
@@ -280,6 +283,18 @@ def test_small_moments_are_planned_by_their_bits(name: str, size: int) -> None:
     )
     assert plain.optimizer - small.optimizer == pytest.approx((8 - size) * 8.03e9, rel=1e-3)
     assert small.weights == plain.weights and small.checkpoint == plain.checkpoint
+
+
+@pytest.mark.parametrize(("model", "sizes"), [("Qwen3-4B", QWEN3_4B), ("Llama-3.1-8B", LLAMA_8B)])
+def test_base_in_four_bits_is_planned_as_the_page_states(model: str, sizes: dict[str, Any]) -> None:
+    given = config(*ON_GPUS, HALVED, *LORA, "server.colocated=true", ALWAYS[2])
+    plans = [
+        plan_text(given, ModelShape.of({**sizes, **more}), Devices.of("1x80"))
+        for more in ({"quantization_config": {"load_in_4bit": True}}, {})
+    ]
+    small, whole = (float(re.findall(r"\nlearner rank: ([\d.]+) GB", text)[0]) for text in plans)
+    assert f"{small:.0f} GB where {model} takes {whole:.0f}" in " ".join(PAGE.read_text("utf-8").split())
+    assert "cannot train that yet" in plans[0] and "cannot train" not in plans[1]
 
 
 def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:
