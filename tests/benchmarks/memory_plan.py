@@ -2,10 +2,11 @@
 
     python tests/benchmarks/memory_plan.py [--only "smollm2-lora" ...]
 
-Runs of two updates, tiny and SmolLM2-135M, full and LoRA, on one and two ranks. Twice a second the pages of
-all processes of a run are added up, those that several have in common once (PSS). The parts are pages that a
-process has for itself (USS): those that Ray's object store shares are the plan's weights on their way. Four
-of the runs have set the constants of the plan, the others check it. Takes about twenty minutes and 12 GB.
+Runs of three updates, tiny and SmolLM2-135M, full and LoRA, on one and two ranks: beside the third's peak lie
+two versions of the weights. Twice a second the pages of all processes of a run are added up, those that
+several have in common once (PSS). The parts are pages that a process has for itself (USS): those that Ray's
+object store shares are the plan's weights on their way. Four of the runs have set the constants of the plan,
+the others check it. Takes about half an hour and 13 GB.
 """
 
 from __future__ import annotations
