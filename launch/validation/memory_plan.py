@@ -35,6 +35,8 @@ from policies.model_files import config_of
 GB = 1e9
 FULL, HALF = 4, 2
 """Bytes of a number."""
+FOUR_BITS = 0.5 + FULL / 64
+"""Bytes of a weight in four bits: bitsandbytes has a scale for each 64."""
 LEARNER_PROCESS = 0.53 * GB
 """A rank without its model: Python, torch and verl."""
 ENGINE_PROCESS = 0.61 * GB
@@ -72,6 +74,7 @@ class ModelShape:
         dense_inner: widths of the first layers that have a network instead of experts.
         vision: number of parameters of the part that reads pictures, and of those that adapters have in it
             for each of their rank.
+        in_four_bits: whether the file has the layers so, for adapters (QLoRA). That is planned only.
     """
 
     config: Mapping[str, Any]
@@ -87,6 +90,7 @@ class ModelShape:
     vocabulary: int
     tied: bool
     vision: tuple[int, int] = (0, 0)
+    in_four_bits: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -119,6 +123,7 @@ class ModelShape:
                 vocabulary=int(text["vocab_size"]),
                 tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
                 vision=_vision(config, hidden) if "vision_config" in config else (0, 0),
+                in_four_bits=bool((config.get("quantization_config") or {}).get("load_in_4bit")),
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -146,6 +151,11 @@ class ModelShape:
         others = self.num_layers - len(self.dense_inner)
         layers = sum(map(self._layer, self.dense_inner)) + others * self.layer
         return self.embedding + layers + self.hidden + self.vision[0]
+
+    def bytes(self, number: float) -> float:
+        """Bytes of all parameters, of ``number`` each where they are not in four bits."""
+        of_layers = FOUR_BITS if self.in_four_bits else number
+        return number * self.embedding + of_layers * (self.num_parameters - self.embedding)
 
     def adapters(self, rank: int) -> int:
         """Number of parameters of LoRA on all linear layers but the output and the experts."""
@@ -342,9 +352,10 @@ def _ranks(
     """Ranks of FSDP2: each has a share of master weights, gradients and Adam's moments, and of a teacher's
     weights, the layers that it has gathered, and its largest micro-batch. On GPUs a part of each lies on the
     host, and there the copy of weights and moments that a checkpoint is written from. On CPUs nothing is
-    copied that is not trained, and the copy counts as far as it is larger than the micro-batch: a disk that
-    is as slow as updates takes more. After it the weights are exported one by one, each read from the file
-    into the whole tensor: the largest takes memory beside what an update has left in the heap.
+    copied that is not trained, and the copy counts as far as it is larger than what an update takes for a
+    while, gradients and micro-batch: a disk that is as slow as updates takes more. After it the weights are
+    exported one by one, each read from the file into the whole tensor: the largest lies beside what an update
+    has left in the heap, which is all but the logits.
     """
     learner = config.learner
     on_gpu, num_ranks = learner.device == "cuda", max(1, learner.num_workers)
@@ -352,8 +363,9 @@ def _ranks(
     number = HALF if learner.dtype == "bfloat16" else FULL
     master = HALF if engine.get("model_dtype") in ("bf16", "bfloat16") else FULL
     shards = engine.get("fsdp_size", -1)
-    state = master / (shards if 0 < shards < num_ranks else num_ranks)
-    whole, trained = state * (shape.num_parameters + teacher_size), state * _trained(shape, lora_rank)
+    shards = shards if 0 < shards < num_ranks else num_ranks
+    whole = (shape.bytes(master) + master * teacher_size) / shards
+    trained = master * _trained(shape, lora_rank) / shards
     moments = 2 * trained * (small_moment(learner.verl.get("optimizer", {})) or master) / master
     gathered = number * (shape.embedding + 2 * shape.layer)
     if not lora_rank:
@@ -363,7 +375,7 @@ def _ranks(
     tokens, kept = _micro_batch(config), shape.num_layers * shape.kept
     if model.get("enable_gradient_checkpointing", on_gpu):
         kept = shape.num_layers * shape.hidden + shape.kept
-    copy = master * (shape.num_parameters + 2 * _trained(shape, lora_rank) + reference) / num_ranks
+    copy = (shape.bytes(master) + master * (2 * _trained(shape, lora_rank) + reference)) / num_ranks
     rank = Process(
         name=name,
         count=learner.num_workers,
@@ -375,11 +387,12 @@ def _ranks(
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
     if not on_gpu:
-        copy -= master * (shape.num_parameters - _trained(shape, lora_rank)) / num_ranks
+        copy -= (shape.bytes(master) - master * _trained(shape, lora_rank)) / num_ranks
         exported = 2 * master * shape.vocabulary * shape.hidden / num_ranks  # one of them has it
-        return [replace(rank, checkpoint=max(copy - rank.activations - rank.logits, exported))]
+        passing = rank.gradients + rank.activations + rank.logits
+        return [replace(rank, checkpoint=max(0.0, copy - passing, exported - rank.logits))]
     # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
-    loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
+    loaded = max(shape.bytes(FULL), FULL * teacher_size) / (1 if shape.tied else num_ranks)
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)
     host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated
@@ -470,6 +483,7 @@ def plan_text(config: TrainConfig, shape: ModelShape, devices: Devices | None) -
         f"Peak memory by plan, of {shape.num_parameters / 1e6:,.1f} M parameters.",
         f"The largest micro-batch is full, with {_micro_batch(config):,} tokens, all sampled: "
         "runs with shorter rollouts take less.",
+        *["Its layers are in four bits: the learner cannot train that yet."] * shape.in_four_bits,
         "",
         *_table(rows),
         "",

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/memory_plan.py [--only "smollm2-lora" ...]
 
-Runs of two updates, tiny and SmolLM2-135M, full and LoRA, on one and two ranks. Twice a second the pages of
-all processes of a run are added up, those that several have in common once (PSS). The parts are pages that a
-process has for itself (USS): those that Ray's object store shares are the plan's weights on their way. Four
-of the runs have set the constants of the plan, the others check it. Takes about twenty minutes and 12 GB.
+Runs of three updates, tiny and SmolLM2-135M, full and LoRA, on one and two ranks: beside the third's peak lie
+two versions of the weights. Twice a second the pages of all processes of a run are added up, those that
+several have in common once (PSS). The parts are pages that a process has for itself (USS): those that Ray's
+object store shares are the plan's weights on their way. Four of the runs have set the constants of the plan,
+the others check it. Takes about half an hour and 13 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from launch.validation.memory_plan import GB, processes, shape_of
 
 ROLES = {"learner": "learner rank", "replica": "replica"}
 """Roles of processes, and their names in the plan."""
-SHORT = ["run.num_steps=2", "evaluation.num_tasks=4"]
+SHORT = ["run.num_steps=3", "evaluation.num_tasks=4"]
 TWO_GROUPS = ["rollout.groups_per_step=2", "learner.mini_batch_size=16"]
 TINY = ["recipe=calculator", "warm_start.num_steps=5", "fleet.num_actors=16", *SHORT, *TWO_GROUPS]
 SMOLLM2 = ["recipe=smollm2", "fleet.pairs_per_actor=16", *SHORT]
@@ -50,7 +51,7 @@ CHECKING = {
     "smollm2-lora-2": [*SMOLLM2_LORA, *TWO],
     "smollm2-8gb": [*SMOLLM2_LORA, "fleet.pairs_per_actor=16", HALVED],
     "smollm2-bf16": [*SMOLLM2, HALVED, "learner.dtype=bfloat16"],
-    "words": ["recipe=word_problems", "learner.micro_batch_tokens=1600", *SHORT],
+    "words": ["recipe=word_problems", "fleet.pairs_per_actor=16", "learner.micro_batch_tokens=1200", *SHORT],
 }
 
 
