@@ -35,7 +35,7 @@ CLAIM_SECONDS = 120.0
 """Time that a task waits for a program."""
 SILENT_SECONDS = 300.0
 """Time from one call of a program to the next, or to its reward."""
-END_SECONDS = 10.0
+ATTACH_SECONDS = 10.0
 """Time that the server gets to answer its driver."""
 
 
@@ -87,7 +87,7 @@ class SessionServer:
             listening = socket.create_server((host, port))
         except OSError as error:
             self._key = _kept_key(_key_file(host, port))
-            self._driver = HTTPConnection(host, port, timeout=END_SECONDS)
+            self._driver = HTTPConnection(host, port, timeout=ATTACH_SECONDS)
             if not self._key or not self._drives(given):
                 raise ConfigError(
                     f"Programs elsewhere cannot fetch their tasks at port {port} of {host} ({error}): choose "
@@ -100,7 +100,7 @@ class SessionServer:
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as left:
                 left.write(key)
             start_process(listening, file)
-            self._driver = HTTPConnection(host, port, timeout=END_SECONDS)
+            self._driver = HTTPConnection(host, port, timeout=ATTACH_SECONDS)
             self._send(given)  # it is answered when the process has started: nothing waits for that
         self.url = f"http://{host}:{port}"
         self.rollout = RemoteProgram(self.url, key, silent_seconds)
@@ -110,7 +110,9 @@ class SessionServer:
         """Listen no more; programs that wait for a task get status 410."""
         atexit.unregister(self.close)
         with suppress(httpx.HTTPError):  # it has been ended
-            httpx.delete(f"{self.url}/driver", headers=self._headers(), timeout=END_SECONDS, trust_env=False)
+            httpx.delete(
+                f"{self.url}/driver", headers=self._headers(), timeout=ATTACH_SECONDS, trust_env=False
+            )
         self._driver.close()
 
     def _headers(self) -> dict[str, str]:
@@ -120,7 +122,7 @@ class SessionServer:
         self._driver.request("POST", "/driver", json.dumps(given), self._headers())
 
     def _drives(self, given: dict[str, object]) -> bool:
-        """Whether a server that is there has waited for a driver, which is this process from now on."""
+        """Return whether a server there waits for a driver, which is this process from now on."""
         with suppress(HTTPException, OSError):
             self._send(given)
             return self._driver.getresponse().status == 200
@@ -147,6 +149,7 @@ def _key_file(host: str, port: int) -> Path:
 
 
 def _kept_key(file: Path) -> str:
+    """The key in a file of this user; empty where there is none."""
     with suppress(OSError):
         if file.lstat().st_uid == os.getuid():
             return file.read_text()

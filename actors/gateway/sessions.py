@@ -115,7 +115,7 @@ class Sessions:
         self._num_drivers = 0
         self._late = LateRewards(Path("late_rewards"))
         self._given: Json = {}
-        """What the last driver has sent; see ``_drive``."""
+        """Body that the last driver has sent; see ``_drive``."""
         self._open: dict[str, _Session] = {}
         """Sessions by their ids: those that wait for a program, and those that are played."""
         self._ended: dict[str, Json] = {}
@@ -184,7 +184,7 @@ class Sessions:
         return Response(status_code=204)
 
     def _is_orphan(self, session: _Session) -> bool:
-        """Whether the driver of its rollout has died, and no other one has offered its task again."""
+        """Return whether the driver of its rollout has died, and no other one has offered its task again."""
         return self._alone_since is not None or session.driver != self._num_drivers
 
     def _adopted(self, offer: Json) -> _Session | None:
