@@ -135,10 +135,9 @@ def main() -> None:
             os.kill(program.process.pid, SIGKILL)
             moment, num_open = time.monotonic(), len(programs.open)
             program.process.wait()
-            program.end()
-            program = Program(overrides)
+            program, killed = Program(overrides), program
             program.wait(400)
-            seconds = time.monotonic() - moment
+            seconds, num_left = time.monotonic() - moment, killed.end()
         finally:
             programs.ended.set()
             programs.go_on.set()
@@ -146,7 +145,7 @@ def main() -> None:
         waited = min(at for at in programs.answered if at > moment + 2.0) - moment
         print(f"Killed with {num_open} calls open of {NUM_PROGRAMS} conversations in their middle.")
         print(f"The next answer came after {waited:.1f} s, the resumed run's end after {seconds:.0f} s.")
-        print(f"Errors of programs: {Counter(programs.errors) or 'none'}.")
+        print(f"Errors of programs: {Counter(programs.errors) or 'none'}; processes left: {num_left}.")
         faults = faults_of(folder, NUM_UPDATES, NUM_UPDATES * num_groups, GROUP_SIZE, range(1, NUM_CALLS + 1))
     print("\n".join(faults) or "No session is lost, and none is trained on twice.")
     sys.exit(bool(faults or programs.errors))
