@@ -195,7 +195,8 @@ class Sessions:
             if self._open.get(id) is session and not session.result.done():
                 del self._open[id]
                 session.names.append((session.names[0][0], id))  # by which its program knows it, too
-                self._named |= {name: offer["id"] for name in session.names}
+                for name in session.names:
+                    self._named[name] = offer["id"]
                 session.driver = self._num_drivers
                 return session
         return None
