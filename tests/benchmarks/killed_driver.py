@@ -122,6 +122,7 @@ def main() -> None:
             f"rollout.group_size={GROUP_SIZE}",
             f"rollout.max_steps={NUM_CALLS + 1}",
             "rollout.max_staleness=0",
+            "rollout.max_prompt_tokens=1024",  # the first prompt of a resumed run is a conversation
             f"fleet.num_actors={NUM_PROGRAMS}",
             "fleet.pairs_per_actor=16",
         ]
