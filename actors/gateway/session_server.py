@@ -72,7 +72,8 @@ class SessionServer:
         silent_seconds: float = SILENT_SECONDS,
         late_rewards: str | Path = "late_rewards",
     ) -> None:
-        if not read_keys(None):
+        keys = read_keys(None)
+        if not keys:
             raise ConfigError(
                 f"Whoever reaches the session server could play and judge the tasks: set {KEYS_VARIABLE}="
                 "name:key, with a key from `openssl rand -hex 24`, here and for the programs."
@@ -80,6 +81,7 @@ class SessionServer:
         host, key = host or get_node_ip_address(), secrets.token_urlsafe(24)
         given = {
             "key": key,
+            "keys": {name: digest.hex() for name, digest in keys.digests.items()},
             "claim_seconds": claim_seconds,
             "late_rewards": str(Path(late_rewards).resolve()),
         }
@@ -91,7 +93,8 @@ class SessionServer:
             if not self._key or not self._drives(given):
                 raise ConfigError(
                     f"Programs elsewhere cannot fetch their tasks at port {port} of {host} ({error}): choose "
-                    f"another one, such as {port + 1}, or end the program that has it."
+                    f"another one, such as {port + 1}, or end the program that has it. That of a killed "
+                    "run has it for some minutes, and serves a run that the same user starts there."
                 ) from error
         else:
             self._key, port = key, listening.getsockname()[1]

@@ -55,7 +55,7 @@ from actors.gateway.server import (
     serve,
     settled,
 )
-from actors.serving.keys import KEYS_VARIABLE, read_keys, sent_keys, unknown_key
+from actors.serving.keys import KEYS_VARIABLE, ApiKeys, read_keys, sent_keys, unknown_key
 from environments.data.late_rewards import LateRewards
 from environments.rewards.base import MAX_REWARD, is_reward
 from policies.agent_api.context import SESSION_HEADER
@@ -149,13 +149,16 @@ class Sessions:
     async def _drive(self, request: Request) -> ASGIApp:
         """Have the rollouts of a driver in, until its connection ends: it has died then.
 
-        Its body has the ``key`` of its rollouts, ``claim_seconds``, and the folder ``late_rewards``.
+        Its body has the ``key`` of its rollouts, the digests of the ``keys`` of programs by their names,
+        ``claim_seconds``, and the folder ``late_rewards``.
         """
         self._check(request, self._driver_key)
+        given = await body_of(request)
         if self._alone_since is None:
             raise RequestError("Another training has its programs here.", status=409)
-        self._given = await body_of(request)
+        self._given = given
         self._late = LateRewards(Path(self._given["late_rewards"]))
+        self._keys = ApiKeys({name: bytes.fromhex(digest) for name, digest in self._given["keys"].items()})
         self._alone_since = None
         self._num_drivers += 1
         self._orphans.clear()

@@ -681,7 +681,7 @@ from test_rollout_function import play
 
 def answer(messages):
     if len(messages) > 1:
-        print("is called", flush=True)
+        print("is called\\n", end="", flush=True)  # in one piece, as threads write it
         time.sleep(600)
     return f"You said {messages[-1]['content']}"
 
@@ -762,7 +762,9 @@ def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) ->
         assert sample.num_sampled_tokens == sum(len(f"You said {turn}.") for turn in turns)
 
 
-def test_session_of_a_killed_driver_goes_on_once(http: httpx.Client, server: SessionServer) -> None:
+def test_session_of_a_killed_driver_goes_on_once(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
     """A reward that comes before the next driver is of no rollout; the next one is known by both its ids."""
     with ThreadPoolExecutor(4) as threads:
         for name, id in (("a", "first"), ("b", "judged")):
@@ -771,7 +773,12 @@ def test_session_of_a_killed_driver_goes_on_once(http: httpx.Client, server: Ses
             assert isinstance(offered.exception(5), httpx.ReadTimeout)
         server._driver.close()  # what the kernel does for a driver that is killed
         wait_until(lambda: http.post("/sessions/b/reward", json={"reward": 1}).status_code == 200, 5)
+        monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY},others:another-key-of-somebody")
         resumed = SessionServer(port=int(server.url.rpartition(":")[2]))
+        others = {"authorization": "Bearer another-key-of-somebody"}
+        assert http.get("/sessions", headers=others).status_code == 200, (
+            "the keys are those of the new driver"
+        )
         assert offer(server, "first").status_code == 401, "a rollout of the driver that has died"
         offers = [threads.submit(offer, resumed, id, seconds=5.0) for id in ("second", "third")]
         wait_until(lambda: http.get("/sessions").json() == {"waiting": 1, "played": 1}, 5)
