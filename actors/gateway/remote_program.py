@@ -70,7 +70,7 @@ class RemoteProgram:
         except httpx.HTTPError as error:
             raise EnvironmentFailure(
                 f"The session server at {self.url} cannot be reached from this node ({error!r}): it listens "
-                "in the process that has started the training."
+                "at the node of the driver, in a process of its own."
             ) from error
         if "failed" in result:
             raise EnvironmentFailure(result["failed"])

@@ -1,11 +1,10 @@
-"""What programs elsewhere notice when the driver of their training gets a SIGKILL, and is resumed at once.
+"""What 64 programs elsewhere notice when the driver of their training gets a SIGKILL, and is resumed at once.
 
     python tests/benchmarks/killed_driver.py
 
-Programs with OpenAI's client hold conversations of several calls, one after the other: by a name of the
-session server without retries, by a name with the client's own two, and at the node that plays their rollout.
-One whose connection ends begins a conversation anew, by the same name. In the end each rollout has to have
-been trained on once, with all of its calls.
+Each holds one conversation after the other by names of the session server, with OpenAI's client and none of
+its retries. In the second update all stop in the middle, and go on in the moment of the kill. In the end each
+rollout has to have been trained on once, and no program may have had an error.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -26,23 +26,20 @@ import httpx
 import models
 import openai
 import repository  # noqa: F401
-from killed_sessions import faults_of, is_made, wait_until
+from killed_sessions import faults_of, wait_until
 from programs import Program, free_port
 from ray.util import get_node_ip_address
-from report import Report
 
 from actors.gateway.session_server import SessionServer
 from actors.serving.keys import KEYS_VARIABLE
 from environments import Dataset
 from launch.workload import Workload
 
-NUM_CALLS, NUM_UPDATES, NUM_GROUPS, GROUP_SIZE = 3, 2, 8, 4
-RETRIES = {"name": 0, "name, two retries": 2, "node": 0}
-"""Retries of the client, by the way of the program's calls."""
-PROGRAMS_OF_A_WAY = 4
+NUM_PROGRAMS, NUM_CALLS, NUM_UPDATES, GROUP_SIZE = 64, 3, 2, 8
+CALLS_SECONDS = 0.1
+"""Seconds from the moment at which all programs go on until the kill: their calls are under way."""
 PORT = "TROUPE_BENCHMARK_PORT"
 KEY = "a-key-of-the-programs"
-HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 def workload(seed: int) -> Workload:
@@ -57,59 +54,61 @@ class Programs:
 
     url: str
     ended: threading.Event = field(default_factory=threading.Event)
-    open: dict[str, str] = field(default_factory=dict)
-    """Ways of the calls under way, by the names of their programs."""
-    errors: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: {way: [] for way in RETRIES})
-    """Errors of calls by their ways, and when clients have raised them."""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    """Those that have begun their second update wait for it in the middle of their conversation."""
+    held: list[str] = field(default_factory=list)
+    """Names of the conversations that have come to their end."""
+    waiting: set[str] = field(default_factory=set)
+    """Names of the conversations that wait for ``go_on``."""
+    open: set[str] = field(default_factory=set)
+    """Names of the conversations with a call under way."""
+    answered: list[float] = field(default_factory=list)
+    """When calls were answered."""
+    errors: list[str] = field(default_factory=list)
 
-    def live(self, way: str, number: int) -> None:
+    def live(self, number: int) -> None:
         """Hold one conversation after the other."""
-        num_held = 0
-        while not self.ended.is_set():
-            name = f"{way.replace(', ', '-').replace(' ', '-')}-{number}-{num_held}"
+        for conversation in count():
+            if self.ended.is_set():
+                break
             try:
-                num_held += self._converse(way, name)
+                self._converse(f"{number}-{conversation}")
             except httpx.HTTPError:
-                time.sleep(0.5)  # no session server is there
+                time.sleep(0.5)  # the training has not begun, or has ended
             except openai.APIError as error:
-                self.errors[way].append(
-                    (time.monotonic(), f"{type(error).__name__} {error.code or ''}".strip())
-                )
-                time.sleep(0.5)
-            finally:
-                self.open.pop(name, None)
+                self.errors.append(f"{type(error).__name__}: {error}")
 
-    def _converse(self, way: str, name: str) -> int:
-        """Take a task and play it; return how many were played, or have ended."""
-        key = KEY if way == "node" else f"{KEY}:{name}"
-        headers = {"authorization": f"Bearer {key}"}
-        taken = httpx.post(f"{self.url}/sessions", headers=headers, timeout=60, trust_env=False)
-        if taken.status_code != 200:
-            return taken.status_code == 404
-        session = taken.json()
-        there = session["environment"]
-        url, key = (
-            (there["OPENAI_BASE_URL"], there["OPENAI_API_KEY"]) if way == "node" else (f"{self.url}/v1", key)
-        )
-        messages: list[Any] = []
-        with openai.OpenAI(base_url=url, api_key=key, max_retries=RETRIES[way]) as client:
-            for _ in range(NUM_CALLS):
+    def _converse(self, name: str) -> None:
+        """Take a task and play it, if there is one."""
+        headers = {"authorization": f"Bearer {KEY}:{name}"}
+        with (
+            httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False) as http,
+            openai.OpenAI(base_url=f"{self.url}/v1", api_key=f"{KEY}:{name}", max_retries=0) as client,
+        ):
+            if http.post("/sessions").status_code != 200:
+                return
+            messages: list[Any] = []
+            for number in range(NUM_CALLS):
+                if number == 1 and len(self.held) >= NUM_PROGRAMS and not self.go_on.is_set():
+                    self.waiting.add(name)
+                    self.go_on.wait()
                 messages.append({"role": "user", "content": "What is 12+34?"})
-                self.open[name] = way
+                self.open.add(name)
                 answer = client.chat.completions.create(model="m", messages=messages, max_tokens=200)
-                del self.open[name]
+                self.open.discard(name)
+                self.answered.append(time.monotonic())
                 messages.append(answer.choices[0].message)
-        result = {"reward": len(str(messages[-1].content)) % 7}
-        posted = f"{self.url}/sessions/{session['id']}/reward"
-        httpx.post(posted, headers=HEADERS, json=result, timeout=60, trust_env=False)
-        return 1
+            result = {"reward": len(str(messages[-1].content)) % 7}
+            http.post(f"/sessions/{name}/reward", json=result).raise_for_status()
+        self.held.append(name)
 
 
 def main() -> None:
     port = free_port()
     os.environ |= {PORT: str(port), KEYS_VARIABLE: f"programs:{KEY}", "NO_PROXY": "*"}
     programs = Programs(f"http://{get_node_ip_address()}:{port}")
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(99) as threads:
+    num_groups = NUM_PROGRAMS // GROUP_SIZE
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(NUM_PROGRAMS) as threads:
         folder = Path(temporary, "run")
         overrides = [
             "workload=killed_driver",
@@ -119,44 +118,39 @@ def main() -> None:
             "run.resume=true",
             "run.checkpoints.every=1",
             "algorithm.zero_signal_groups=keep",
-            f"rollout.groups_per_step={NUM_GROUPS}",
+            f"rollout.groups_per_step={num_groups}",
             f"rollout.group_size={GROUP_SIZE}",
             f"rollout.max_steps={NUM_CALLS + 1}",
-            f"fleet.num_actors={len(RETRIES) * PROGRAMS_OF_A_WAY}",
-            "fleet.pairs_per_actor=6",
+            "rollout.max_staleness=0",
+            "rollout.max_prompt_tokens=1024",  # the first prompt of a resumed run is a conversation
+            "server.engine.max_model_tokens=1536",
+            f"fleet.num_actors={NUM_PROGRAMS}",
+            "fleet.pairs_per_actor=16",
         ]
+        program = Program(overrides)
         try:
-            program = Program(overrides)
-            for way in RETRIES:
-                for number in range(PROGRAMS_OF_A_WAY):
-                    threads.submit(programs.live, way, number)
-            wait_until(lambda: is_made(folder, 1), program)
-            wait_until(lambda: {*programs.open.values()} == {*RETRIES}, program)
+            for number in range(NUM_PROGRAMS):
+                threads.submit(programs.live, number)
+            wait_until(lambda: len(programs.waiting) == NUM_PROGRAMS, program)
+            programs.go_on.set()
+            time.sleep(CALLS_SECONDS)
             os.kill(program.process.pid, SIGKILL)
-            moment, were_open = time.monotonic(), Counter([*programs.open.values()])
+            moment, num_open = time.monotonic(), len(programs.open)
             program.process.wait()
-            program.end()
-            program = Program(overrides)
+            program, killed = Program(overrides), program
             program.wait(400)
-            seconds = time.monotonic() - moment
+            seconds, num_left = time.monotonic() - moment, killed.end()
         finally:
             programs.ended.set()
+            programs.go_on.set()
             program.end()
-        report = Report(
-            "The driver is killed: calls that were open, and errors after it",
-            ("way", "open", "errors", "seconds until the first", "and the last"),
-        )
-        for way, errors in programs.errors.items():
-            after = [each for each in errors if each[0] > moment]
-            names = Counter(name for _, name in after)
-            shown = ", ".join(f"{count} {name}" for name, count in names.items())
-            ends = [f"{choose(at for at, _ in after) - moment:.2f}" for choose in (min, max)] if after else []
-            report.add(way, str(were_open[way]), shown, *(ends or ["", ""]))
-        report.print()
-        print(f"The resumed run has ended after {seconds:.0f} s.")
-        faults = faults_of(folder, NUM_UPDATES, NUM_UPDATES * NUM_GROUPS, GROUP_SIZE, NUM_CALLS)
+        waited = min(at for at in programs.answered if at > moment + 2.0) - moment
+        print(f"Killed with {num_open} calls open of {NUM_PROGRAMS} conversations in their middle.")
+        print(f"The next answer came after {waited:.1f} s, the resumed run's end after {seconds:.0f} s.")
+        print(f"Errors of programs: {Counter(programs.errors) or 'none'}; processes left: {num_left}.")
+        faults = faults_of(folder, NUM_UPDATES, NUM_UPDATES * num_groups, GROUP_SIZE, range(1, NUM_CALLS + 1))
     print("\n".join(faults) or "No session is lost, and none is trained on twice.")
-    sys.exit(bool(faults))
+    sys.exit(bool(faults or programs.errors))
 
 
 if __name__ == "__main__":

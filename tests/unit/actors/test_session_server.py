@@ -33,6 +33,7 @@ from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import CALL_HEADER, RETRY_HEADER, Listener, gateway, serve
 from actors.gateway.session_server import SessionServer
+from actors.gateway.sessions import Sessions, run
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
 from actors.rollouts.player import NODE_ADDRESS, Attempt
@@ -49,22 +50,40 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SessionServer]:
+def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Sessions]]:
+    """Those of all session servers, which run in this process."""
     monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY}")
     monkeypatch.setenv(NODE_ADDRESS, get_node_ip_address())
     monkeypatch.chdir(tmp_path)
     gateway.cache_clear()
     listeners: list[Listener] = []
+    made: list[Sessions] = []
 
     def kept(*given: Any) -> Listener:
         listeners.append(serve(*given))
         return listeners[-1]
 
+    def new(*given: Any) -> Sessions:
+        made.append(Sessions(*given))
+        return made[-1]
+
     monkeypatch.setattr("actors.gateway.server.serve", kept)
-    yield SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
+    monkeypatch.setattr("actors.gateway.sessions.Sessions", new)
+    monkeypatch.setattr(
+        "actors.gateway.session_server.start_process",
+        lambda *given: threading.Thread(target=run, args=given, daemon=True).start(),
+    )
+    yield made
     gateway.cache_clear()
-    for each in listeners:  # else some hundred of them run beside the tests that follow
-        each._server.should_exit = True
+    for listener in listeners:  # else some hundred of them run beside the tests that follow
+        listener._server.should_exit = True
+    for each in made:
+        each.ended.set()
+
+
+@pytest.fixture
+def server(sessions: list[Sessions]) -> SessionServer:
+    return SessionServer(port=0, silent_seconds=20)  # a test that fails does not wait for ever
 
 
 @pytest.fixture
@@ -199,7 +218,7 @@ def test_name_that_another_request_has_opened_is_found(
     monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, server: SessionServer
 ) -> None:
     """Of two that wait for the only task one gets it, and the other one the same session."""
-    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("actors.gateway.sessions.ANSWER_SECONDS", 1.0)
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(http.post, "/sessions", headers={"x-session-id": "a"}) for _ in range(2)]
         time.sleep(0.2)
@@ -247,7 +266,7 @@ def test_call_by_name_that_is_lost_is_played_once(http: httpx.Client, server: Se
 def test_call_that_waits_at_the_reward_is_answered(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
 ) -> None:
-    monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("actors.gateway.sessions.CHECK_SECONDS", 0.05)
 
     def slow(messages: list[Message]) -> str:
         time.sleep(1.0)
@@ -410,7 +429,7 @@ def test_task_of_a_lost_actor_is_handed_out_once(http: httpx.Client, server: Ses
 def test_result_outlasts_the_wait_for_another_actor(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
 ) -> None:
-    monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.2)
+    monkeypatch.setattr("actors.gateway.sessions.LOST_SECONDS", 0.2)
     with ThreadPoolExecutor(1) as threads:
         claiming = threads.submit(http.post, "/sessions", headers={"x-session-id": "a"})
         with pytest.raises(httpx.ReadTimeout):
@@ -444,7 +463,7 @@ def test_call_that_is_sent_again_has_its_name_and_number(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
 ) -> None:
     """The node ends each connection without an answer."""
-    monkeypatch.setattr("actors.gateway.session_server.RESEND_SECONDS", 0.01)
+    monkeypatch.setattr("actors.gateway.sessions.RESEND_SECONDS", 0.01)
     tries: list[tuple[str, str]] = []
 
     def lose(sent: tuple[str, str]) -> bytes:
@@ -502,8 +521,8 @@ def test_call_ends_with_the_rollout_of_a_silent_node(
     monkeypatch: pytest.MonkeyPatch, server: SessionServer
 ) -> None:
     """The node is lost: it answers no more, and the connection of its offer has ended."""
-    monkeypatch.setattr("actors.gateway.session_server.LOST_SECONDS", 0.1)
-    monkeypatch.setattr("actors.gateway.session_server.CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("actors.gateway.sessions.LOST_SECONDS", 0.1)
+    monkeypatch.setattr("actors.gateway.sessions.CHECK_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as node, ThreadPoolExecutor(1) as threads:
         offered = threads.submit(offer, server, "lost", f"http://127.0.0.1:{node.getsockname()[1]}")
         with named(server, "a") as client, pytest.raises(openai.NotFoundError, match="'a' has ended"):
@@ -514,7 +533,7 @@ def test_call_ends_with_the_rollout_of_a_silent_node(
 def test_name_without_a_task_is_refused_for_a_while(
     monkeypatch: pytest.MonkeyPatch, server: SessionServer
 ) -> None:
-    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("actors.gateway.sessions.ANSWER_SECONDS", 0.1)
     with named(server, "a") as client:
         with pytest.raises(openai.InternalServerError, match="No task waits") as refused:
             client.chat.completions.create(model="m", messages=QUESTION)
@@ -545,13 +564,13 @@ def test_call_without_a_name_or_key_is_refused(
 
 
 def test_names_of_ended_sessions_are_bounded(
-    monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, server: SessionServer
+    monkeypatch: pytest.MonkeyPatch, start: Any, http: httpx.Client, sessions: list[Sessions]
 ) -> None:
-    monkeypatch.setattr("actors.gateway.session_server.MAX_NAMES", 2)
+    monkeypatch.setattr("actors.gateway.sessions.MAX_NAMES", 2)
     others = [start() for _ in range(3)]
     for number in range(3):
         http.post("/sessions", headers={"x-session-id": f"open-{number}"})
-    assert len(server._named) == 3, "one that is open is never forgotten"
+    assert len(sessions[0]._named) == 3, "one that is open is never forgotten"
     for number in range(3):
         http.post(f"/sessions/open-{number}/reward", json={"error": "none"})
     assert all(each.exception(30) is not None for each in others)
@@ -560,7 +579,7 @@ def test_names_of_ended_sessions_are_bounded(
         http.post("/sessions", headers={"x-session-id": f"name-{number}"})
         http.post(f"/sessions/name-{number}/reward", json={"error": "none"})
         assert rollout.exception(30) is not None
-    assert [name for _, name in server._named] == ["name-1", "name-2", "name-3"]
+    assert [name for _, name in sessions[0]._named] == ["name-1", "name-2", "name-3"]
 
 
 def test_name_is_that_of_its_key(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -655,61 +674,137 @@ def test_reward_that_comes_later_is_kept_once(
 
 
 DRIVER = """
-import itertools, sys, time
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
 from actors.gateway.session_server import SessionServer
 from test_rollout_function import play
 
-calls = itertools.count()
-
 def answer(messages):
-    if next(calls):
-        print("is called", flush=True)
+    if len(messages) > 1:
+        print("is called\\n", end="", flush=True)  # in one piece, as threads write it
         time.sleep(600)
-    return "an answer of the driver that was killed"
+    return f"You said {messages[-1]['content']}"
 
-play(SessionServer(port=int(sys.argv[1])).rollout, answer)
+rollout = SessionServer(port=int(sys.argv[1])).rollout
+with ThreadPoolExecutor(8) as threads:
+    for number in range(8):
+        threads.submit(play, rollout, answer, task={"number": number // 2})
 """
 
 
+def converse(url: str, name: str, goes_on: threading.Event) -> list[str]:
+    """What a program that tries nothing again is answered; between two calls it waits for ``goes_on``."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:{name}", max_retries=0, timeout=30)
+    headers = {"authorization": f"Bearer {KEY}:{name}"}
+    with client, httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as http:
+        session = claim(http)
+        number, answers = session["task"]["number"], []
+        messages: list[Any] = []
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"{turn} of {number}"})
+            answers.append(client.chat.completions.create(model="m", messages=messages).choices[0].message)
+            messages.append(answers[-1])
+            goes_on.wait(60)
+        assert reward(http, session, reward=number).status_code == 200
+    assert [each.content for each in answers] == [f"You said {turn} of {number}" for turn in range(3)]
+    return answers
+
+
 @pytest.mark.slow
-def test_program_goes_on_when_a_killed_driver_is_resumed(server: SessionServer) -> None:
-    """Its open call ends at once, and its client's retries reach the next server: as a session of a new task,
-    in which the answers before are context alone.
+def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) -> None:
+    """Of eight in mid-conversation, four have a call open when it is killed, and four make one after that. In
+    the rollouts of the resumed run the answers before are context, and each answer after is trained once.
     """
-    port, messages = free_port(), [*QUESTION]
-    url = f"{server.url.rpartition(':')[0]}:{port}"
+    port = free_port()
+    url = f"http://{get_node_ip_address()}:{port}"
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", DRIVER, str(port)]
+    now, later = threading.Event(), threading.Event()
+    now.set()
     with (
         subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as driver,
-        ThreadPoolExecutor(3) as threads,
-        httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}:a"}, trust_env=False) as http,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:a", max_retries=9) as client,
+        ThreadPoolExecutor(16) as threads,
         ExitStack() as end,
     ):
-        end.callback(driver.kill)  # before the threads are waited for: it answers none of their calls
-        create = client.chat.completions.create
+        end.callback(driver.kill)
         wait_until(lambda: connects(url), 60)
-        lost = http.post("/sessions", timeout=30).json()["id"]
-        messages.append(create(model="m", messages=messages).choices[0].message)
-        messages.append({"role": "user", "content": "b"})
-        retried = threads.submit(create, model="m", messages=messages)
-        once = threads.submit(client.with_options(max_retries=0).responses.create, model="m", input="c")
-        assert driver.stdout is not None and driver.stdout.readline() == "is called\n"
+        programs = [
+            threads.submit(converse, url, f"a-{each}", now if each % 2 else later) for each in range(8)
+        ]
+        assert driver.stdout is not None
+        assert [driver.stdout.readline() for _ in range(4)] == ["is called\n"] * 4
         driver.kill()
-        assert isinstance(once.exception(3), openai.APIConnectionError)
-        driver.wait(60)  # its port may be the last that it gives back
-        assert not retried.done()
+        driver.wait(60)
+        later.set()
+        time.sleep(0.5)
+        assert [each.exception() for each in programs if each.done()] == []
         resumed = SessionServer(port=port, silent_seconds=20)
-        rollout = threads.submit(play, resumed.rollout)
-        assert retried.result(60).choices[0].message.content == "You said b"
-        assert http.post(f"/sessions/{lost}/reward", json={"reward": 0}).status_code == 404
-        assert http.post("/sessions/a/reward", json={"reward": 1}).status_code == 200
-        trajectory = rollout.result(30)
+        end.callback(resumed.close)
+        assert sessions == [], "it is the process that the killed driver has started"
+        rollouts = [
+            threads.submit(play, resumed.rollout, task={"number": number // 2}) for number in (*range(8), 8)
+        ]
+        assert [len(each.result(60)) for each in programs] == [3] * 8
+        played = [each.result(60) for each in rollouts[:-1]]
+        with httpx.Client(base_url=url, headers=HEADERS, trust_env=False, timeout=60) as http:
+            new = claim(http)
+            assert new["task"] == {"number": 4}, "a new name gets a new task"
+            reward(http, new, error="none")
+        assert rollouts[-1].exception(60) is not None
         resumed.close()
-    assert trajectory.reward == trajectory.metrics["foreign_answers"] == 1
-    (sample,) = training_samples(trajectory)
-    assert sample.num_sampled_tokens == len(b"You said b.")
+        wait_until(lambda: not connects(url), 60)
+    for number, trajectory in enumerate(played):
+        assert trajectory.reward == number // 2
+        turns = [step.observation[-1]["content"] for step in trajectory.steps]
+        assert turns == [f"1 of {number // 2}", f"2 of {number // 2}"]
+        assert trajectory.metrics["foreign_answers"] == 2, "the same in both calls"
+        (sample,) = training_samples(trajectory)
+        assert sample.num_sampled_tokens == sum(len(f"You said {turn}.") for turn in turns)
+
+
+def test_session_of_a_killed_driver_goes_on_once(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    """A reward that comes before the next driver is of no rollout; the next one is known by both its ids."""
+    with ThreadPoolExecutor(4) as threads:
+        for name, id in (("a", "first"), ("b", "judged")):
+            offered = threads.submit(offer, server, id)
+            assert http.post("/sessions", headers={"x-session-id": name}).json()["id"] == id
+            assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        server._driver.close()  # what the kernel does for a driver that is killed
+        wait_until(lambda: http.post("/sessions/b/reward", json={"reward": 1}).status_code == 200, 5)
+        monkeypatch.setenv(KEYS_VARIABLE, f"programs:{KEY},others:another-key-of-somebody")
+        resumed = SessionServer(port=int(server.url.rpartition(":")[2]))
+        others = {"authorization": "Bearer another-key-of-somebody"}
+        assert http.get("/sessions", headers=others).status_code == 200, (
+            "the keys are those of the new driver"
+        )
+        assert offer(server, "first").status_code == 401, "a rollout of the driver that has died"
+        offers = [threads.submit(offer, resumed, id, seconds=5.0) for id in ("second", "third")]
+        wait_until(lambda: http.get("/sessions").json() == {"waiting": 1, "played": 1}, 5)
+        ids = {http.post("/sessions", headers={"x-session-id": name}).json()["id"] for name in ("a", "c")}
+        assert ids == {"second", "third"}
+        assert http.post("/sessions/b/reward", json={"reward": 1}).status_code == 404
+        assert http.post("/sessions/first/reward", json={"reward": 0.5}).status_code == 200
+        assert http.post("/sessions/c/reward", json={"reward": 0.25}).status_code == 200
+        assert sorted(each.result(5).json()["reward"] for each in offers) == [0.25, 0.5]
+
+
+def test_call_whose_driver_never_comes_back_ends(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
+    monkeypatch.setattr("actors.gateway.sessions.DRIVER_SECONDS", 0.5)
+    monkeypatch.setattr("actors.gateway.sessions.CHECK_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as threads, named(server, "a") as client:
+        offered = threads.submit(offer, server, "lost")
+        http.post("/sessions", headers={"x-session-id": "a"})
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        server._driver.close()
+        time.sleep(0.1)
+        with pytest.raises(openai.APIStatusError, match="was not resumed within") as ended:
+            client.chat.completions.create(model="m", messages=QUESTION)
+        assert ended.value.status_code == 410
+    wait_until(lambda: not connects(server.url), 10)
 
 
 def connects(url: str) -> bool:
@@ -779,7 +874,7 @@ def test_program_of_the_page_ends_with_the_training(start: Any, server: SessionS
 def test_task_that_nobody_takes_fails_and_is_handed_out_no_more(
     monkeypatch: pytest.MonkeyPatch, http: httpx.Client
 ) -> None:
-    monkeypatch.setattr("actors.gateway.session_server.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("actors.gateway.sessions.ANSWER_SECONDS", 0.1)
     server = SessionServer(port=0, claim_seconds=0.1)
     with pytest.raises(
         EnvironmentFailure, match=f"for 0.1 s: start some that send POST {server.url}/sessions"
