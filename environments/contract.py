@@ -149,7 +149,8 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
             return []
         case dict() if not observation:
             return []
-    kind = "a number" if isinstance(observation, int | float) else kind_of(observation)  # each of them once
+    # Numbers alike: a report has each sentence once.
+    kind = "a number" if type(observation) in (int, float) else kind_of(observation)
     return [
         f"{method} returned {kind} as observation. The agents of policies.agents read a "
         'text, parts of a message, {"question": text} or {"tool_outputs": {call_id: text}}: return one of '

@@ -514,6 +514,7 @@ def test_task_is_left_as_it_is():
             ["a dict with the keys ['word'] as observation", '{"question": text}'],
         ),
         (ShowsItsTurn, ["step() returned a number as observation"]),
+        (opening((True, {})), ["reset() returned True as observation"]),
         (opening(({"question": 7}, {})), ["a dict with the keys ['question'] as observation"]),
         (answering(({"tool_outputs": {"1": 2}}, 0, True, {})), ["['tool_outputs'] as observation"]),
         (opening(([{"type": "text"}, "?"], {})), ["list as observation", "parts of a message"]),
