@@ -182,6 +182,23 @@ def test_name_opens_one_session_by_its_first_call(
     assert session["id"] != opened["id"] and waiting.exception(30) is not None
 
 
+def test_conversation_that_goes_on_may_have_the_length_of_a_whole_one(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    """Its first prompt has an answer of an earlier rollout, and is longer than a first one may be."""
+    rollout = start(max_prompt_tokens=30, max_response_tokens=1000)
+    with named(server, "a") as client:
+        messages: Any = [*QUESTION, {"role": "assistant", "content": "b" * 50}, *QUESTION]
+        client.chat.completions.create(model="m", messages=messages)
+    http.post("/sessions/a/reward", json={"reward": 1})
+    assert rollout.result(30).reward == 1.0
+    too_long = start(max_prompt_tokens=30)
+    with named(server, "b") as client, pytest.raises(openai.BadRequestError, match="rollout"):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "c" * 50}])
+    http.post("/sessions/b/reward", json={"reward": 1})
+    assert "max_prompt_tokens=30" in str(too_long.result(30).error)
+
+
 def test_name_of_anthropics_client_is_in_its_key(
     start: Any, http: httpx.Client, server: SessionServer
 ) -> None:
