@@ -1029,7 +1029,7 @@ def test_key_that_cannot_be_left_is_named(
     monkeypatch: pytest.MonkeyPatch, sessions: list[Sessions], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="cannot leave its key in .*none.*: set TMPDIR"):
+    with pytest.raises(ConfigError, match=r"cannot leave its key in .*none.*: set TMPDIR"):
         SessionServer(port=0)
     assert sessions == []
 
