@@ -108,8 +108,11 @@ class CountsTokens:
 
     count_tokens: Callable[[list[Message], list[dict[str, Any]] | None], int]
     """Function that counts those of messages and tools. Raises ``PromptTooLongError``."""
-    goes_on = False
-    """True where its first prompt has turns of an earlier rollout."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its first prompt has turns of an earlier rollout."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
