@@ -323,7 +323,7 @@ class RemoteEnv(FunctionEnv):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the program has begun its conversation in a rollout of a driver that was killed."""
+        """Return whether the program has begun its conversation in a rollout of a driver that was killed."""
         return self._num_foreign > 0
 
     def snapshot(self) -> PlayedCall:

@@ -111,7 +111,7 @@ class CountsTokens:
 
     @property
     def goes_on(self) -> bool:
-        """Whether its first prompt has turns of an earlier rollout."""
+        """Return whether its first prompt has turns of an earlier rollout."""
         return False
 
 
