@@ -321,6 +321,11 @@ class RemoteEnv(FunctionEnv):
 
     resumes_by = "answers"
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the program has begun its conversation in a rollout of a driver that was killed."""
+        return self._num_foreign > 0
+
     def snapshot(self) -> PlayedCall:
         """The call whose answer is there, and that has not been sent."""
         assert self._waiting is not None

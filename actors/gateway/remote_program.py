@@ -31,11 +31,13 @@ class RemoteProgram:
         url: of the session server.
         key: lets rollouts offer tasks there.
         silent_seconds: a rollout fails whose program makes no call for so long.
+        run: folder of the run, whose sessions go on where it is resumed; those of an empty one never do.
     """
 
     url: str = field(repr=False)  # another one does not make it another function
     key: str = field(repr=False)
     silent_seconds: float
+    run: str = field(default="", repr=False)
 
     async def __call__(self, task: Task, client: PolicyClient) -> RewardOutput | list[float]:
         """Wait until the task has been played.
@@ -51,6 +53,7 @@ class RemoteProgram:
             "task": plain_json(task),
             "environment": client.remote_environment,
             "model": client.model,
+            "run": self.run,
         }
         asked: dict[str, Any] = {
             "url": f"{self.url}/offers",

@@ -61,7 +61,7 @@ class SessionServer:
             that makes none at all is waited for until the rollout reaches its time limit, and fails then.
 
     Raises:
-        ConfigError: there is no key, or the port cannot be listened on.
+        ConfigError: there is no key, the port cannot be listened on, or its key cannot be left in a file.
     """
 
     def __init__(
@@ -98,24 +98,23 @@ class SessionServer:
                 ) from error
         else:
             self._key, port = key, listening.getsockname()[1]
-            file = _key_file(host, port)
-            file.unlink(missing_ok=True)
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as left:
-                left.write(key)
-            start_process(listening, file)
             self._driver = HTTPConnection(host, port, timeout=ATTACH_SECONDS)
-            self._send(given)  # it is answered when the process has started: nothing waits for that
+            self._send(given)  # before another one finds the key. It is answered when the process has started
+            _leave(key, file := _key_file(host, port))
+            start_process(listening, file)
         self.url = f"http://{host}:{port}"
         self.rollout = RemoteProgram(self.url, key, silent_seconds)
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Listen no more; programs that wait for a task get status 410."""
+        """Listen no more; programs that wait for a task get status 410. The port is free at the return."""
         atexit.unregister(self.close)
-        with suppress(httpx.HTTPError):  # it has been ended
+        with suppress(httpx.HTTPError, OSError):  # it has been ended
             httpx.delete(
                 f"{self.url}/driver", headers=self._headers(), timeout=ATTACH_SECONDS, trust_env=False
             )
+            while self._driver.sock and self._driver.sock.recv(1024):  # it ends after the port
+                pass
         self._driver.close()
 
     def _headers(self) -> dict[str, str]:
@@ -136,7 +135,7 @@ def start_process(listening: socket.socket, key_file: Path) -> None:
     """Start a server at a listening socket, which goes over to it."""
     descriptor = listening.fileno()
     subprocess.Popen(
-        [sys.executable, "-m", "actors.gateway.sessions", str(descriptor), str(key_file)],
+        [sys.executable, "-P", "-m", "actors.gateway.sessions", str(descriptor), str(key_file)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
@@ -149,6 +148,18 @@ def start_process(listening: socket.socket, key_file: Path) -> None:
 def _key_file(host: str, port: int) -> Path:
     """The file in which the next driver of a server, of the same user on the same machine, finds its key."""
     return Path(tempfile.gettempdir(), f"troupe-sessions-{os.getuid()}-{host}-{port}")
+
+
+def _leave(key: str, file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as left:
+            left.write(key)
+    except OSError as error:
+        raise ConfigError(
+            f"The session server cannot leave its key in {file} ({error}), where a resumed run seeks it: set "
+            "TMPDIR to a folder of your own, the same for both."
+        ) from error
 
 
 def _kept_key(file: Path) -> str:

@@ -125,7 +125,7 @@ class Sessions:
         self._named: dict[tuple[str, str], str] = {}
         """Ids of sessions by the name of the key and the name that their programs have chosen."""
         self._orphans: defaultdict[str, list[_Session]] = defaultdict(list)
-        """Sessions by their tasks that were played when their driver has died."""
+        """Sessions by their runs and tasks that were played when their driver has died."""
         self._last_request = time.monotonic()
         """The time at which a program has asked for a task the last time."""
         self.app = application(
@@ -154,7 +154,7 @@ class Sessions:
         """
         self._check(request, self._driver_key)
         given = await body_of(request)
-        if self._alone_since is None:
+        if self._alone_since is None or self.ended.is_set():
             raise RequestError("Another training has its programs here.", status=409)
         self._given = given
         self._late = LateRewards(Path(self._given["late_rewards"]))
@@ -163,7 +163,8 @@ class Sessions:
         self._num_drivers += 1
         self._orphans.clear()
         for session in list(self._open.values()):
-            if session.names and session.claimed.done() and not session.result.done():
+            is_played = session.claimed.done() and not session.result.done()
+            if session.offer["run"] and session.names and is_played:
                 self._orphans[_task_of(session.offer)].append(session)
                 asyncio.get_running_loop().call_later(DRIVER_SECONDS, self._end, session, session.offer)
             else:
@@ -176,6 +177,7 @@ class Sessions:
                 with suppress(asyncio.CancelledError):  # the sessions end
                     while (await receive())["type"] != "http.disconnect":
                         pass
+                await send({"type": "http.response.body", "body": b""})
             finally:
                 self._alone_since = time.monotonic()
 
@@ -206,7 +208,7 @@ class Sessions:
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
-        self._check(request, self._given["key"])
+        self._check(request, self._given.get("key", ""))
         offer = await request.json()
         if offer["id"] in self._ended:  # its actor has died with the result, or came too late
             return JSONResponse(self._ended[offer["id"]])
@@ -254,7 +256,7 @@ class Sessions:
 
     async def _withdraw(self, request: Request) -> Response:
         """End a session whose rollout has ended without its result, and not with its driver."""
-        self._check(request, self._given["key"])
+        self._check(request, self._given.get("key", ""))
         offer = await request.json()
         if (session := self._open.get(offer["id"])) is not None:
             self._end_lost(session, offer)
@@ -270,7 +272,9 @@ class Sessions:
     async def _claim(self, request: Request) -> Response:
         """Hand out the task that has waited longest; status 204 says that none waits now."""
         session = await self._session(request, self._sender(request))
-        return Response(status_code=204) if session is None else JSONResponse(session.offer)
+        if session is None:
+            return Response(status_code=204)
+        return JSONResponse({name: value for name, value in session.offer.items() if name != "run"})
 
     async def _session(self, request: Request, name: tuple[str, str]) -> _Session | None:
         """The session of a name, which gets a task if it has none; ``None`` where no task waits now."""
@@ -418,8 +422,8 @@ class Sessions:
 
 
 def _task_of(offer: Json) -> str:
-    """The task of an offer, as a text that is the same for equal ones."""
-    return json.dumps(offer["task"], sort_keys=True)
+    """The run and the task of an offer, as a text that is the same for equal ones."""
+    return json.dumps([offer["run"], offer["task"]], sort_keys=True)
 
 
 def _checked(result: Json) -> Json:

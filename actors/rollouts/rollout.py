@@ -109,6 +109,11 @@ class CountsTokens:
     count_tokens: Callable[[list[Message], list[dict[str, Any]] | None], int]
     """Function that counts those of messages and tools. Raises ``PromptTooLongError``."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether its first prompt has turns of an earlier rollout."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowUp:
@@ -181,7 +186,7 @@ def run_rollout(
     last = earlier[-1].completion if earlier else None
     most = min(limits.max_response_tokens, request.max_response_tokens or limits.max_response_tokens)
     limits = replace(limits, max_response_tokens=most)
-    budget = TokenBudget(limits, last)
+    budget = TokenBudget(limits, last, isinstance(env, CountsTokens) and env.goes_on)
     with in_agent(agent, "update_from_env"):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
@@ -338,13 +343,15 @@ class TokenBudget:
 
     Args:
         last: completion of a conversation's message before, if any. Each message has the whole budget.
+        goes_on: the first prompt has turns of an earlier rollout: what it is longer than a first one may be
+            counts as theirs, so that both rollouts together are as long as one may be.
     """
 
-    def __init__(self, limits: RolloutLimits, last: Completion | None = None) -> None:
+    def __init__(self, limits: RolloutLimits, last: Completion | None = None, goes_on: bool = False) -> None:
         self._limits = limits
         self._history_tokens = last.num_tokens if last else 0
         self._used = 0
-        self._last_turn = 0
+        self._last_turn = (limits.max_prompt_tokens or 0) if goes_on else 0
         """Prompt and completion of the turn that the next one goes on from; 0 before the first."""
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.gateway.function import RolloutFunction
+from actors.gateway.remote_program import RemoteProgram
 from environments.base import BaseEnv
 from environments.data.conversation_file import read_conversations
 from environments.data.curriculum import Curriculum
@@ -112,6 +113,8 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     check_training(config, workload)
     budget = RestartBudget(config.run.max_recoveries)
     folder = run_directory(config.run.directory)
+    if isinstance(workload.rollout, RemoteProgram):
+        workload = replace(workload, rollout=replace(workload.rollout, run=str(folder)))
     with rarely_collected(), RunLock(folder) as lock, full_disk_explained(lock.directory):
         try:
             while not _train(config, workload, lock, budget):

@@ -122,7 +122,7 @@ def main() -> None:
             f"rollout.group_size={GROUP_SIZE}",
             f"rollout.max_steps={NUM_CALLS + 1}",
             "rollout.max_staleness=0",
-            "rollout.max_prompt_tokens=1024",  # the first prompt of a resumed run is a conversation
+            "rollout.max_response_tokens=1024",  # the first prompt of a resumed run is a conversation
             "server.engine.max_model_tokens=1536",
             f"fleet.num_actors={NUM_PROGRAMS}",
             "fleet.pairs_per_actor=16",

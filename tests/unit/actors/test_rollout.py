@@ -426,6 +426,14 @@ def test_history_that_only_grows_has_one_limit_for_all_its_turns() -> None:
     assert budget.spent
 
 
+def test_conversation_of_two_rollouts_has_the_limit_of_one() -> None:
+    """The second one's first prompt is longer than that of a rollout's beginning may be, by 40 tokens."""
+    budget = TokenBudget(RolloutLimits(max_prompt_tokens=20, max_response_tokens=100), goes_on=True)
+    assert (budget.max_prompt_tokens, budget.max_total_tokens) == (None, 120)
+    budget.count(Completion(text="", finish_reason="stop", usage=(60, 10)))
+    assert (budget.max_tokens, budget.max_total_tokens) == (50, 120)
+
+
 def test_budgets_per_turn_start_anew_with_each_turn() -> None:
     trajectory, requests = play(
         CountdownEnv(3), ["long" * 5] * 3, max_response_tokens=12, max_prompt_tokens=200, budget_per_turn=True

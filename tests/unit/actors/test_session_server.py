@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -29,6 +31,7 @@ from ray.util import get_node_ip_address
 from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
 
+from actors.gateway import session_server
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import CALL_HEADER, RETRY_HEADER, Listener, gateway, serve
@@ -182,6 +185,23 @@ def test_name_opens_one_session_by_its_first_call(
     assert session["id"] != opened["id"] and waiting.exception(30) is not None
 
 
+def test_conversation_that_goes_on_has_the_length_of_a_whole_one(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    """Its first prompt has an answer of an earlier rollout, and is longer than a first one may be."""
+    rollout = start(max_prompt_tokens=30, max_response_tokens=1000)
+    with named(server, "a") as client:
+        messages: Any = [*QUESTION, {"role": "assistant", "content": "b" * 50}, *QUESTION]
+        client.chat.completions.create(model="m", messages=messages)
+    http.post("/sessions/a/reward", json={"reward": 1})
+    assert rollout.result(30).reward == 1.0
+    too_long = start(max_prompt_tokens=30)
+    with named(server, "b") as client, pytest.raises(openai.BadRequestError, match="rollout"):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "c" * 50}])
+    http.post("/sessions/b/reward", json={"reward": 1})
+    assert "max_prompt_tokens=30" in str(too_long.result(30).error)
+
+
 def test_name_of_anthropics_client_is_in_its_key(
     start: Any, http: httpx.Client, server: SessionServer
 ) -> None:
@@ -205,7 +225,7 @@ def test_calls_of_one_name_at_once_take_one_task(
         time.sleep(0.2)
         rollouts = [start() for _ in range(4)]
         assert {each.result(30).choices[0].message.content for each in calls} == {"You said a"}
-        assert http.get("/sessions").json() == {"waiting": 3, "played": 1}
+        wait_until(lambda: http.get("/sessions").json() == {"waiting": 3, "played": 1}, 30)
     http.post("/sessions/early/reward", json={"reward": 1})
     for _ in range(3):
         reward(http, claim(http), error="none")
@@ -367,13 +387,17 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
 
 
 def offer(
-    server: SessionServer, id: str, address: str = "http://127.0.0.1:1", seconds: float = 0.3
+    server: SessionServer,
+    id: str,
+    address: str = "http://127.0.0.1:1",
+    seconds: float = 0.3,
+    run: str = "runs/first",
 ) -> httpx.Response:
     """Offer a task, as the actor of a rollout does, and wait a while for its result."""
     environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
     return httpx.post(
         f"{server.url}/offers",
-        json={"id": id, "task": TASK, "environment": environment, "model": "m"},
+        json={"id": id, "task": TASK, "environment": environment, "model": "m", "run": run},
         headers={"authorization": f"Bearer {server.rollout.key}"},
         timeout=seconds,
         trust_env=False,
@@ -485,7 +509,9 @@ def test_call_that_is_sent_again_has_its_name_and_number(
 
 
 @pytest.mark.slow
-def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server: SessionServer) -> None:
+def test_answer_of_a_node_that_counts_as_lost_is_none(
+    http: httpx.Client, server: SessionServer, sessions: list[Sessions]
+) -> None:
     """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
     is_called, is_replaced = threading.Event(), threading.Event()
 
@@ -504,11 +530,12 @@ def test_answer_of_a_node_that_counts_as_lost_is_none(http: httpx.Client, server
         Node(lambda sent: answer("new")) as new,
         ThreadPoolExecutor(3) as threads,
     ):
-        offers = [threads.submit(offer, server, "a", old.address, seconds=5.0)]
+        offers = [threads.submit(offer, server, "a", old.address, seconds=30.0)]
         called = threads.submit(http.post, "/v1/chat/completions", json=body, headers=headers)
         assert is_called.wait(30)
-        offers.append(threads.submit(offer, server, "a", new.address, seconds=5.0))
-        time.sleep(0.2)  # until the second offer is there
+        offers.append(threads.submit(offer, server, "a", new.address, seconds=30.0))
+        address = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": new.address}
+        wait_until(lambda: sessions[0]._open["a"].offer["environment"] == address, 30)
         is_replaced.set()
         assert called.result(30).text == "new"
         http.post("/sessions/a/reward", json={"reward": 1})
@@ -676,6 +703,7 @@ def test_reward_that_comes_later_is_kept_once(
 DRIVER = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from actors.gateway.session_server import SessionServer
 from test_rollout_function import play
 
@@ -685,7 +713,7 @@ def answer(messages):
         time.sleep(600)
     return f"You said {messages[-1]['content']}"
 
-rollout = SessionServer(port=int(sys.argv[1])).rollout
+rollout = replace(SessionServer(port=int(sys.argv[1])).rollout, run="runs/first")
 with ThreadPoolExecutor(8) as threads:
     for number in range(8):
         threads.submit(play, rollout, answer, task={"number": number // 2})
@@ -741,9 +769,8 @@ def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) ->
         resumed = SessionServer(port=port, silent_seconds=20)
         end.callback(resumed.close)
         assert sessions == [], "it is the process that the killed driver has started"
-        rollouts = [
-            threads.submit(play, resumed.rollout, task={"number": number // 2}) for number in (*range(8), 8)
-        ]
+        rollout = replace(resumed.rollout, run="runs/first")
+        rollouts = [threads.submit(play, rollout, task={"number": number // 2}) for number in (*range(8), 8)]
         assert [len(each.result(60)) for each in programs] == [3] * 8
         played = [each.result(60) for each in rollouts[:-1]]
         with httpx.Client(base_url=url, headers=HEADERS, trust_env=False, timeout=60) as http:
@@ -788,6 +815,24 @@ def test_session_of_a_killed_driver_goes_on_once(
         assert http.post("/sessions/first/reward", json={"reward": 0.5}).status_code == 200
         assert http.post("/sessions/c/reward", json={"reward": 0.25}).status_code == 200
         assert sorted(each.result(5).json()["reward"] for each in offers) == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("before", "after"), [("runs/first", "runs/second"), ("", "")])
+def test_session_of_a_killed_driver_goes_on_in_its_run_only(
+    http: httpx.Client, server: SessionServer, sessions: list[Sessions], before: str, after: str
+) -> None:
+    """Another training at the same port has the same task; of an evaluation nothing goes on."""
+    with ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, server, "first", run=before)
+        claimed = http.post("/sessions", headers={"x-session-id": "a"}).json()
+        assert claimed["id"] == "first" and "run" not in claimed, "programs need not know its folder"
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        server._driver.close()
+        wait_until(lambda: sessions[0].alone_seconds() > 0, 5)
+        other = SessionServer(port=int(server.url.rpartition(":")[2]))
+        offered = threads.submit(offer, other, "second", seconds=1.0, run=after)
+        wait_until(lambda: http.get("/sessions").json()["waiting"] == 1, 5)
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
 
 
 def test_call_whose_driver_never_comes_back_ends(
@@ -845,9 +890,14 @@ def test_limit_ends_a_session_and_its_reward_still_counts(start: Any, http: http
 
 
 @pytest.mark.slow
-def test_tasks_wait_while_programs_are_busy(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
-    """Four tasks of 0.4 s each, by one program: the last waits longer than a task does where nobody asks."""
-    server = SessionServer(port=0, claim_seconds=1.0)
+def test_tasks_wait_while_programs_are_busy(
+    monkeypatch: pytest.MonkeyPatch, sessions: list[Sessions]
+) -> None:
+    """One program plays all: the others wait longer than a task does where nobody asks. The server's clock
+    stands still, so that the program has asked in time also on a busy machine.
+    """
+    monkeypatch.setattr("actors.gateway.sessions.time", SimpleNamespace(monotonic=lambda: 0.0))
+    server = SessionServer(port=0, claim_seconds=0.1)
     with (
         ThreadPoolExecutor(4) as threads,
         httpx.Client(base_url=server.url, headers=HEADERS, trust_env=False) as http,
@@ -856,7 +906,7 @@ def test_tasks_wait_while_programs_are_busy(monkeypatch: pytest.MonkeyPatch, sta
         for _ in rollouts:
             session = claim(http)
             call(session, "a")
-            time.sleep(0.4)
+            time.sleep(0.2)
             reward(http, session, reward=1)
         assert [each.result(30).reward for each in rollouts] == [1.0] * 4
 
@@ -948,6 +998,40 @@ def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"at port {port} of .* such as {port + 1}"):
         SessionServer(port)
+
+
+def test_driver_that_finds_the_key_at_once_is_refused(
+    monkeypatch: pytest.MonkeyPatch, server: SessionServer
+) -> None:
+    """It calls before the first one's server has started, and is still not its driver."""
+    start = session_server.start_process
+    with ThreadPoolExecutor(1) as threads:
+        others = []
+
+        def start_late(listening: socket.socket, key_file: Path) -> None:
+            others.append(threads.submit(SessionServer, listening.getsockname()[1]))
+            time.sleep(0.3)
+            start(listening, key_file)
+
+        monkeypatch.setattr("actors.gateway.session_server.start_process", start_late)
+        first = SessionServer(port=0)
+        assert isinstance(others[0].exception(30), ConfigError)
+        with pytest.raises(httpx.ReadTimeout):
+            offer(first, "a")
+
+
+def test_port_of_a_server_that_has_ended_is_free(server: SessionServer) -> None:
+    server.close()
+    SessionServer(int(server.url.rpartition(":")[2])).close()
+
+
+def test_key_that_cannot_be_left_is_named(
+    monkeypatch: pytest.MonkeyPatch, sessions: list[Sessions], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"cannot leave its key in .*none.*: set TMPDIR"):
+        SessionServer(port=0)
+    assert sessions == []
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from actors.gateway.remote_program import RemoteProgram
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError, DatasetError
 from launch.settings.compose import as_train_config, compose
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import RunConfig, TrainConfig
+from launch.training import trainer
 from launch.training.stages.base import pass_over
 from launch.training.stages.chosen import chosen_stages
 from launch.training.stages.preferences import Preferences, read_reference
@@ -169,3 +171,16 @@ def test_reference_of_other_pairs_cannot_be_gone_on_from(tmp_path: Path) -> None
 def pairs_of(*preferences: Preference) -> list[Pair]:
     renderer = ChatRenderer(build_tokenizer([[*ASKED, {"role": "assistant", "content": "2"}]]))
     return make_pairs(renderer, preferences, lambda text: None)
+
+
+def test_programs_elsewhere_are_of_the_folder_of_their_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sessions go on where it is resumed, and not in another run at the same port."""
+    trained: list[Workload] = []
+    monkeypatch.setattr(trainer, "check_training", lambda *_: None)
+    monkeypatch.setattr(trainer, "_train", lambda _, workload, *__: trained.append(workload) or True)
+    rollout = RemoteProgram("http://127.0.0.1:1", "key", silent_seconds=1)
+    config = TrainConfig(run=RunConfig(directory=str(tmp_path / "run")))
+    trainer.run_training(config, Workload(rollout=rollout, train_dataset=Dataset([{"question": "1+1?"}])))
+    assert trained[0].rollout == replace(rollout, run=str(tmp_path / "run"))
