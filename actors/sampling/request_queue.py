@@ -33,6 +33,10 @@ BUSY_REQUESTS = 16
 """Number of requests from which on a replica waits to batch its polls."""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
+BURST_SECONDS = 0.1
+"""Time that a conversation beyond its replica's share waits for the rest of a burst, of which that may take as
+many: only then another replica takes it.
+"""
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
@@ -69,6 +73,8 @@ class Assignment:
 class _QueuedRequest:
     request: TokenRequest
     answer: asyncio.Future[TokenOutput]
+    since: float
+    """Time at which it came."""
     line: _Line | None = None
     """Line in which it waits."""
     waited: float = 0.0
@@ -172,7 +178,7 @@ class RequestQueue:
         self._newest_since = -math.inf
         """Time when a replica last began to serve the newest version."""
         self._num_late_tokens = 0
-        self._gathering = False
+        self._gathering = self._in_burst = False
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -191,7 +197,7 @@ class RequestQueue:
         """
         self._keep_watch()
         loop = asyncio.get_running_loop()
-        queued = _QueuedRequest(request, loop.create_future())
+        queued = _QueuedRequest(request, loop.create_future(), time.monotonic())
         _append(queued, self._line_of(queued))
         if not self._gathering:
             self._gathering = True
@@ -311,7 +317,7 @@ class RequestQueue:
 
     def _give_conversations(self, crowd: _Crowd, batches: _Batches) -> dict[_Replica, int]:
         """Give each replica what is in its line, as long as it is not overloaded; return how many the others
-        lose: silent replicas all of them.
+        lose: silent replicas all of them, and others what is left when a burst has ended.
         """
         loads = crowd.loads
         share = -(-(self._num_waiting + sum(loads.values())) // len(loads))
@@ -320,12 +326,25 @@ class RequestQueue:
         for replica in self._replicas.values():
             room = max(0, most - loads[replica]) if replica in crowd.polls_soon else 0
             own = min(room, len(replica.line))
-            lost[replica] = len(replica.line) - own
+            rest = len(replica.line) - own
             if replica in batches:
                 own = self._lease(own, replica.line, replica, batches[replica])
             if own:
                 loads[replica] += own
+            lost[replica] = 0 if rest and self._waits_for_burst(next(iter(replica.line))) else rest
         return lost
+
+    def _waits_for_burst(self, queued: _QueuedRequest) -> bool:
+        """Return whether the burst that a request came with may go on, and look again when it cannot."""
+        seconds = queued.since + BURST_SECONDS - time.monotonic()
+        if seconds > 0 and not self._in_burst:
+            self._in_burst = True
+            asyncio.get_running_loop().call_later(seconds, self._burst_ended)
+        return seconds > 0
+
+    def _burst_ended(self) -> None:
+        self._in_burst = False
+        self._hand_out()
 
     def _give_by_version(self, crowd: _Crowd, batches: _Batches) -> None:
         """Split each version's line among all that have it or still load it, whose part waits."""

@@ -232,8 +232,27 @@ async def test_poll_does_not_look_at_all_that_waits() -> None:
     assert await seconds(20_000) < 10 * await seconds(20)
 
 
+async def test_conversations_stay_while_the_rest_of_their_burst_comes() -> None:
+    there = RequestQueue("policy")
+    polls = [asyncio.create_task(call(there, name)) for name in "ab"]
+    await asyncio.sleep(0)
+    ask(there, *(request(index, session=str(index)) for index in range(40)))
+    first, second = (assignment.requests for assignment in await asyncio.gather(*polls))
+    answered = {
+        "a": [(ticket, output(1)) for ticket, _ in first],
+        "b": [(ticket, output(1)) for ticket, _ in second],
+    }
+    polls = [asyncio.create_task(call(there, *each)) for each in answered.items()]
+    await asyncio.sleep(0)
+    ask(there, *(request(100, session=each.session_id) for _, each in first))
+    assert len(ids(await polls[0])) == 10  # half of what has come until now
+    again = asyncio.create_task(call(there, "a"))
+    ask(there, *(request(200, session=each.session_id) for _, each in second))
+    assert ids(await polls[1]) == [200] * 20 and ids(await again) == [100] * 10
+
+
 async def test_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
-    there = queue()
+    there = RequestQueue("policy")
     ask(there, *(request(index, session="the same") for index in range(20)))
     await fetch(there, 20, "a")
     ask(there, request(99, session="the same"))
