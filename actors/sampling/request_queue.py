@@ -34,8 +34,8 @@ BUSY_REQUESTS = 16
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 BURST_SECONDS = 0.1
-"""Time that a conversation beyond its replica's share waits for the rest of a burst, which may make that larger,
-before another replica takes it.
+"""Time that a conversation beyond its replica's share waits for the rest of a burst, which may make that
+larger, before another replica takes it.
 """
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""

@@ -109,15 +109,12 @@ def test_publishes_of_five_versions_each_speak_with_their_layer(
     assert_five_publishes_are_spoken(late_policy, late_sampler)
 
 
-@pytest.mark.parametrize(
-    ("num_turns", "version_lag", "most"), [(1, 0, 1.1), (4, 1, 1.1)], ids=["turns", "conversations"]
-)
+@pytest.mark.parametrize(("num_turns", "version_lag"), [(1, 0), (4, 1)], ids=["turns", "conversations"])
 def test_two_engines_share_what_is_sent_after_publishes(
-    late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int, most: float
+    late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int
 ) -> None:
-    """After each of three publishes, which they may still be loading, each answers half within a tenth of the
-    single turns of a synchronous run. Of the conversations of an asynchronous one it is within a quarter,
-    95 of 160 at the most that were seen.
+    """After each of three publishes, which they may still be loading, each answers half within a tenth: of the
+    single turns of a synchronous run, and of the conversations of an asynchronous one.
     """
     weights, answered = weights_of(late_policy.model_path), num_answered(late_sampler)
     for _ in range(3):
@@ -126,7 +123,7 @@ def test_two_engines_share_what_is_sent_after_publishes(
             ray.get([late_sampler.sample.remote(request_of(each, version)) for each in range(40)])
         before, answered = answered, num_answered(late_sampler)
         shares = [number - before.get(name, 0) for name, number in answered.items()]
-        assert sum(shares) == 40 * num_turns and max(shares) <= most * 20 * num_turns, shares
+        assert sum(shares) == 40 * num_turns and max(shares) <= 22 * num_turns, shares
 
 
 def request_of(conversation: int, min_version: int) -> SampleRequest:
