@@ -113,8 +113,8 @@ def test_publishes_of_five_versions_each_speak_with_their_layer(
 def test_two_engines_share_what_is_sent_after_publishes(
     late_policy: ServedPolicy, late_sampler: Any, num_turns: int, version_lag: int
 ) -> None:
-    """After each of three publishes, which they may still be loading, each answers half within a tenth: of the
-    single turns of a synchronous run, and of the conversations of an asynchronous one.
+    """After each of three publishes, which they may still be loading, each answers half within a tenth: of
+    the single turns of a synchronous run, and of the conversations of an asynchronous one.
     """
     weights, answered = weights_of(late_policy.model_path), num_answered(late_sampler)
     for _ in range(3):
