@@ -249,16 +249,13 @@ class Listener:
         self._thread.join()
 
 
-def listen(app: Starlette, host: str, port: int = 0) -> Listener:
-    """Serve ``app`` until the listener is closed, or this process ends.
-
-    Args:
-        port: 0 takes any that is free.
+def listen(app: Starlette, host: str) -> Listener:
+    """Serve ``app`` at any free port until the listener is closed, or this process ends.
 
     Raises:
         OSError: the address cannot be listened on.
     """
-    return serve(app, socket.create_server((host, port)))
+    return serve(app, socket.create_server((host, 0)))
 
 
 def serve(app: Starlette, listening: socket.socket) -> Listener:
