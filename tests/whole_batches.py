@@ -67,14 +67,17 @@ class WholeBatches:
         division, own = self._divided(batches)
         found: list[list[Columns]] = [[]] * dist.get_world_size()
         dist.all_gather_object(found, score(own))
-        return division.with_columns(batches, found)
+        return division.with_columns(batches, found[:: self._whole._learner.ranks_of_row])
 
     def _divided(
         self, batches: Sequence[TrainBatch], columns: Sequence[str] | dict[str, str] = ()
     ) -> tuple[Division, list[RankShard]]:
         import torch.distributed as dist
 
-        rank, most = dist.get_rank(), self._whole._learner.micro_batch_tokens
-        division = Division(batches, dist.get_world_size(), most, self.pairs_per_token)
-        ids = division.ids(rank)
-        return division, [each.with_ids(ids) for each in division.shards(batches, [*columns])[rank]]
+        learner = self._whole._learner
+        group, num_groups = (
+            each // learner.ranks_of_row for each in (dist.get_rank(), dist.get_world_size())
+        )
+        division = Division(batches, num_groups, learner.row_tokens, self.pairs_per_token)
+        ids = division.ids(group)
+        return division, [each.with_ids(ids) for each in division.shards(batches, [*columns])[group]]

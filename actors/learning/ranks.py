@@ -236,7 +236,7 @@ class Sent(NamedTuple):
     """Mini-batches as the ranks have them.
 
     Attributes:
-        ids: of each rank, a reference to what ``Division.ids`` has made for it.
+        ids: of each rank, or group of ranks with the same rows, a reference to what ``Division.ids`` has made for it.
     """
 
     division: Division
@@ -349,7 +349,8 @@ class RankGroup:
         if keeps:
             self._sent = sent
         results = self._work_on(method.__name__, sent, batches, (), keeps)
-        return lambda given: sent.division.with_columns(given, self._wait_for_work(results))
+        size = self._settings.ranks_of_row  # each of a group has found the same
+        return lambda given: sent.division.with_columns(given, self._wait_for_work(results)[::size])
 
     def begin_learning(
         self,
@@ -369,15 +370,20 @@ class RankGroup:
         return lambda: self._wait_for_work(results)[0]
 
     def _send(self, batches: Sequence[TrainBatch]) -> Sent:
-        num_ranks, most = len(self._ranks), self._settings.micro_batch_tokens
-        division = Division(batches, num_ranks, most, self._wait_for(self._opened)[0])
-        return Sent(division, [ray.put(division.ids(rank)) for rank in range(num_ranks)])
+        num_groups = len(self._ranks) // self._settings.ranks_of_row
+        division = Division(
+            batches, num_groups, self._settings.row_tokens, self._wait_for(self._opened)[0]
+        )
+        return Sent(division, [ray.put(division.ids(group)) for group in range(num_groups)])
 
     def _work_on(
         self, method: str, sent: Sent, batches: Sequence[TrainBatch], columns: Sequence[str], keeps: bool
     ) -> list[ray.ObjectRef]:
-        parts = zip(self._ranks, sent.ids, sent.division.shards(batches, columns), strict=True)
-        return [rank.work_on.remote(method, [ids], shards, keeps) for rank, ids, shards in parts]
+        size, shards = self._settings.ranks_of_row, sent.division.shards(batches, columns)
+        return [
+            rank.work_on.remote(method, [sent.ids[number // size]], shards[number // size], keeps)
+            for number, rank in enumerate(self._ranks)
+        ]
 
     def begin_save(self, folder: str) -> Callable[[], dict[str, FileDigest]]:
         """Have all ranks copy their state, and write it to ``folder`` beside their work.

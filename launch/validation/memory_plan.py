@@ -415,8 +415,8 @@ def _micro_batch(config: TrainConfig) -> int:
         config.warm_start.batch_size if config.warm_start.num_steps and "warm_start" in stages else 0,
         2 * config.preferences.pairs_per_step if "preferences" in stages else 0,
     ]
-    of_a_rank = math.ceil(max(samples) / max(1, learner.num_workers))
-    return min(learner.micro_batch_tokens, of_a_rank * rollout.longest)
+    of_a_group = math.ceil(max(samples) * learner.ranks_of_row / max(1, learner.num_workers))
+    return min(learner.micro_batch_tokens, math.ceil(of_a_group * rollout.longest / learner.ranks_of_row))
 
 
 def _replicas(config: TrainConfig, shape: ModelShape, gpu_bytes: float, passing: float) -> list[Process]:

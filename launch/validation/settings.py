@@ -235,7 +235,7 @@ def _check_context(config: TrainConfig) -> None:
 
 def _check_micro_batches(config: TrainConfig) -> None:
     longest = config.rollout.longest
-    if longest > config.learner.micro_batch_tokens:
+    if longest > config.learner.row_tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."

@@ -17,6 +17,7 @@ AGGREGATIONS = (
 )
 
 
+SEQUENCE_RANKS = "learner.verl.engine.ulysses_sequence_parallel_size"
 CLIP_RANGE = "clip_range"
 """Key of ``learner.critic`` that is none of its optimizer."""
 
@@ -197,6 +198,16 @@ class LearnerConfig:
     """The value model of algorithms that have one (ppo), a second worker group that starts from the model:
     its own settings as of learner.optimizer, of which those left out have their defaults, and clip_range,
     the distance from the old values within which the value loss keeps the new ones; 0.5 if left out."""
+
+    @property
+    def ranks_of_row(self) -> int:
+        """Number of ranks that compute a row together: ``SEQUENCE_RANKS``."""
+        return int(self.verl.get("engine", {}).get(SEQUENCE_RANKS.rpartition(".")[2], 1))
+
+    @property
+    def row_tokens(self) -> int:
+        """Most tokens of a row."""
+        return self.micro_batch_tokens * self.ranks_of_row
 
 
 def critic_optimizer(learner: LearnerConfig) -> OptimizerConfig:

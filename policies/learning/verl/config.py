@@ -60,7 +60,7 @@ def worker_config(
             "model",
             learner,
             path=model_path,
-            use_remove_padding=False,  # packing needs flash attention
+            use_remove_padding=learner.ranks_of_row > 1,  # nothing reads it, but verl asks for it there
             enable_gradient_checkpointing=learner.device != "cpu",
             override_config={"attn_implementation": "sdpa"},
             **(adapters or {}),

@@ -29,8 +29,9 @@ from verl.workers.engine.fsdp.transformer_impl import (
 )
 
 from environments.errors import LearnerError
-from policies.learning.verl import token_trees
+from policies.learning.verl import sequence_parallel, token_trees
 from policies.learning.verl.micro_batches import PACKED, prepare_micro_batches
+from policies.learning.verl.sequence_parallel import own_part, whole
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import freeze_routers, layers_beside_experts
 from policies.pictures import BLANK, TOKEN_BIAS, PictureReader, picture_reader
@@ -72,6 +73,9 @@ class _RowsEngine(UndividedEngine):
         tu.assign_non_tensor(data, **{PACKED: self._is_packed})
         return super().forward_backward_batch(data, *args, **kwargs)
 
+    def is_mp_src_rank_with_outputs(self) -> bool:
+        return True  # of ranks that share their rows each has what all have
+
 
 class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
     """Log-probabilities, and entropies where they are asked for, of the response tokens of a micro-batch.
@@ -92,7 +96,7 @@ class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         pixels, beside = self._pixels(micro_batch)
-        layout = Layout.of(micro_batch, beside)
+        layout = Layout.of(micro_batch, beside, own_part())
         predicted = Predicted.of(layout, micro_batch)
         inputs = model_inputs(layout, self._is_packed) | pixels
         return inputs | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
@@ -146,7 +150,7 @@ class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
             values["entropy"] = entropy_from_logits(logits)
         offsets = micro_batch["input_ids"].offsets()
         return {
-            name: torch.nested.nested_tensor_from_jagged(predicted.by_sample(value), offsets)
+            name: torch.nested.nested_tensor_from_jagged(whole(predicted.by_sample(value)), offsets)
             for name, value in values.items()
         }
 
@@ -157,33 +161,35 @@ class ValueEngine(_RowsEngine, FSDPEngineWithValueHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         if PICTURES in micro_batch:
             raise LearnerError("A critic reads text only, and a sample has pictures: use another estimator.")
-        layout = Layout.of(micro_batch)
-        return model_inputs(layout, self._is_packed), {"paths": layout.paths}
+        layout = Layout.of(micro_batch, part=own_part())
+        return model_inputs(layout, self._is_packed), {"layout": layout}
 
     def prepare_model_outputs(
         self, output: Any, output_args: Arguments, micro_batch: TensorDict, logits_processor_func: object
     ) -> dict[str, torch.Tensor]:
-        values = output.logits.flatten()[output_args["paths"]]
-        return {"values": torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())}
+        layout, offsets = output_args["layout"], micro_batch["input_ids"].offsets()
+        of_others = (layout.own.start, layout.input_ids.shape[1] - layout.own.stop)
+        values = torch.nn.functional.pad(output.logits.squeeze(-1), of_others).flatten()[layout.paths]
+        return {"values": torch.nested.nested_tensor_from_jagged(whole(values), offsets)}
 
 
 def model_inputs(layout: Layout, is_packed: bool = False) -> Arguments:
     """Return what the model is called with. In a packed row transformers finds the samples by their
     positions, if there is no mask."""
     return {
-        "input_ids": layout.input_ids,
+        "input_ids": layout.input_ids[:, layout.own],
         "attention_mask": None if is_packed else layout.attention_mask(),
-        "position_ids": layout.positions,
+        "position_ids": layout.positions[:, layout.own],
     }
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The tokens of a micro-batch whose log-probabilities are wanted, each once.
+    """The tokens of a micro-batch whose log-probabilities are wanted of this rank, each once.
 
     Attributes:
         labels: [U] the tokens.
-        columns: [C] columns of the rows in which any is predicted.
+        columns: [C] columns of the rows in which any is predicted, counted from the first that is this rank's.
         rows, places: [U] row of each, and index in ``columns`` of the one that predicts it.
         outputs: [N] where in verl's columns, all samples' one after the other, they are wanted.
         tokens: [N] index of the token that is wanted there.
@@ -206,10 +212,12 @@ class Predicted:
         wanted = layout.depths >= prompts.repeat_interleave(lengths)
         if layout.has_branches:
             wanted[wanted.clone()] = micro_batch["response_mask"].values().bool()
+        width, parents = layout.input_ids.shape[1], layout.parents()
+        of_parents = parents[layout.paths] % width
+        wanted &= (layout.own.start <= of_parents) & (of_parents < layout.own.stop)
         places, tokens = layout.paths[wanted].unique(return_inverse=True)
-        parents = layout.parents()[places]
-        width = layout.input_ids.shape[1]
-        columns, place_of = (parents % width).unique(return_inverse=True)
+        parents = parents[places]
+        columns, place_of = (parents % width - layout.own.start).unique(return_inverse=True)
         return cls(
             labels=layout.input_ids.flatten()[places],
             columns=columns,
@@ -244,7 +252,7 @@ def install() -> None:
     # One of verl's transports of weights, none of which is used here: it imports vLLM. To verl it is missing.
     modules: dict[str, Any] = sys.modules
     modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
-    token_trees.install()
+    sequence_parallel.install()
 
 
 def _no_patch(model: PreTrainedModel, **options: object) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 from environments.bounds import check_choice
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
-from policies.learning.settings import LearnerConfig
+from policies.learning.settings import SEQUENCE_RANKS, LearnerConfig
 
 FREE: Mapping[str, tuple[str, ...]] = {
     "engine": (
         *("param_offload", "optimizer_offload", "offload_policy", "full_determinism", "wrap_policy"),
         *("reshard_after_forward", "fsdp_size", "forward_prefetch", "model_dtype", "mixed_precision"),
-        *("use_no_sync_for_gradient_accumulation", "qat"),
+        *("use_no_sync_for_gradient_accumulation", "qat", "ulysses_sequence_parallel_size"),
     ),
     "model": (
         *("use_shm", "trust_remote_code", "external_lib", "override_config"),
@@ -46,7 +46,6 @@ OWN_SETTINGS: Mapping[str, str] = {
     "ppo_infer_max_token_len_per_gpu use_fused_kernels entropy_checkpointing",
     "learner.mini_batch_size": "ppo_mini_batch_size",
     "learner.num_epochs": "ppo_epochs",
-    "learner.num_workers": "ulysses_sequence_parallel_size",
     "learner.optimizer.lr": "lr",
     "learner.optimizer.max_grad_norm": "clip_grad grad_clip",
     "learner.optimizer.min_lr_ratio": "lr_scheduler_type warmup_style min_lr_ratio",
@@ -102,6 +101,8 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
             "out."
         )
+    if f"learner.verl.{section}.{name}" == SEQUENCE_RANKS:
+        _check_sequence_ranks(setting, value, learner.num_workers)
     overrides = value if name == "override_config" and isinstance(value, Mapping) else {}
     if str(overrides.get("attn_implementation", "")).startswith("flash_attention"):
         _check_flash_attention(setting, learner)
@@ -110,6 +111,15 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
     if name in OF_ADAPTERS and not learner.lora.rank:
         raise ConfigError(
             f"{setting} would have no effect without learner.lora.rank: set that too, or leave it out."
+        )
+
+
+def _check_sequence_ranks(setting: str, value: Any, num_ranks: int) -> None:
+    """Ranks can be divided into groups of so many. Raises ``ConfigError``."""
+    if type(value) is not int or value < 1 or num_ranks % value:
+        raise ConfigError(
+            f"{setting} is no divisor of learner.num_workers={num_ranks}: so many ranks compute each row "
+            "together. Set one that divides the other, or leave it out."
         )
 
 

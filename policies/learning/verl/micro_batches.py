@@ -42,7 +42,8 @@ def prepare_micro_batches(
     ]
     rows = [list(row) for _, row in groupby(branches, key=lambda branch: numbers[branch.sample])]
     is_packed = bool(tu.get_non_tensor_data(data, PACKED, default=False))
-    division = (fill if is_packed else divide)([*map(num_tokens, rows)], data["max_token_len_per_gpu"])
+    most = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data, "sp_size", default=1)
+    division = (fill if is_packed else divide)([*map(num_tokens, rows)], most)
     parts = [[rows[index] for index in part] for part in division]
     if same_micro_num_in_dp and dp_group is not None:
         count = torch.tensor(len(parts), device=get_device_name())  # NCCL takes no tensors of the CPU

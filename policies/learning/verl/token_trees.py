@@ -44,7 +44,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from policies.learning.rows import BLOCK
 
@@ -120,6 +119,7 @@ class Layout:
         paths: [T] place in the flattened rows of each token of all samples, one sample after the other.
         depths: [T] its place in its sample.
         lengths: [rows].
+        own: columns that this rank puts through the model.
     """
 
     input_ids: torch.Tensor
@@ -129,13 +129,17 @@ class Layout:
     depths: torch.Tensor
     lengths: torch.Tensor
     has_branches: bool
+    own: slice
 
     @classmethod
-    def of(cls, micro_batch: TensorDict, beside: Sequence[torch.Tensor] = ()) -> Layout:
+    def of(
+        cls, micro_batch: TensorDict, beside: Sequence[torch.Tensor] = (), part: tuple[int, int] = (0, 1)
+    ) -> Layout:
         """The layout of samples in verl's columns and those of ``Branch``.
 
         Args:
             beside: ids of further rows, after theirs and of no sample.
+            part: which of how many equal parts of the columns is this rank's.
         """
         rows: list[list[tuple[torch.Tensor, int]]] = []
         last = None
@@ -149,23 +153,29 @@ class Layout:
         grown = [_grow(row) for row in rows]
         others = [_grow([(ids, 0)]) for ids in beside]
         lengths = micro_batch["input_ids"].new_tensor([len(each.ids) for each in grown + others])
-        pad = torch.nn.utils.rnn.pad_sequence
-        input_ids = pad([each.ids for each in grown + others], batch_first=True)
-        width = input_ids.shape[1]
+        index, num_parts = part
+        size = -(-int(lengths.max()) // num_parts)
+        width = size * num_parts
+
+        def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+            table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            return torch.nn.functional.pad(table, (0, width - table.shape[1]))
+
         return cls(
-            input_ids=input_ids,
-            positions=pad([each.depths for each in grown + others], batch_first=True),
-            ends=pad([each.ends for each in grown + others], batch_first=True),
+            input_ids=padded([each.ids for each in grown + others]),
+            positions=padded([each.depths for each in grown + others]),
+            ends=padded([each.ends for each in grown + others]),
             paths=torch.cat([path + width * row for row, each in enumerate(grown) for path in each.paths]),
             depths=torch.cat([each.depths[path] for each in grown for path in each.paths]),
             lengths=lengths,
             has_branches=len(grown) < len(numbers),
+            own=slice(index * size, (index + 1) * size),
         )
 
     def attention_mask(self) -> torch.Tensor:
         """Return what is no padding [rows, longest row], or ``ends`` [rows, 1, 1, longest row] where samples
-        share a row, for ``attend_along_paths``."""
-        if self.has_branches:
+        share a row, or ranks do, for ``attend_along_paths``."""
+        if self.has_branches or self.own != slice(0, self.input_ids.shape[1]):
             return self.ends[:, None, None]
         return torch.arange(self.input_ids.shape[1], device=self.ends.device) < self.lengths.unsqueeze(1)
 
@@ -305,8 +315,3 @@ def _attend_at_once(
     mask = pairs_seen(ends)
     output = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=shares_keys)
     return output.transpose(1, 2).contiguous()
-
-
-def install() -> None:
-    """Have transformers' models use ``attend_along_paths`` in this process."""
-    ALL_ATTENTION_FUNCTIONS.register(SDPA, attend_along_paths)

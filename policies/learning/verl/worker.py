@@ -42,6 +42,7 @@ from policies.learning.verl.shards import (
     saved_state,
     write_in_turn,
 )
+from policies.learning.verl.sequence_parallel import check_model
 from policies.learning.verl.token_trees import pairs_per_token
 from policies.model_files import HUGGINGFACE, weights_file
 from policies.pictures import picture_reader
@@ -123,6 +124,10 @@ class VerlWorker(TrainingWorker):
             config.model_config.processor = reader.processor
         super().__init__(config)
         self.reset()
+        if learner.ranks_of_row > 1:
+            check_model(
+                self.engine.module, config.model_config.hf_config, learner.ranks_of_row, reader is not None
+            )
         switch_off_in_modules(self.engine.module)
         self.pairs_per_token = pairs_per_token(self.engine.module, config.model_config.hf_config)
 

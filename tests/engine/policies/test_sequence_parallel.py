@@ -1,0 +1,185 @@
+"""Two ranks that compute each row together find and learn what one does alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from learner_samples import RESPONSE_TOKENS, batches, num_rows, with_random_columns
+from machine import free_port
+from torch.distributed.tensor import DTensor
+from transformers import AutoTokenizer
+from two_ranks import on_two_ranks
+from whole_batches import WholeBatches
+
+from environments.errors import ConfigError
+from policies.learning.algorithms import resolve
+from policies.learning.samples import TrainBatch, TrainingSample
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from learner_samples import MakeRank
+
+pytestmark = pytest.mark.slow
+
+ALGORITHM = AlgorithmConfig(entropy_coef=0.01)
+CHECKPOINTED = {"model": {"enable_gradient_checkpointing": True}}
+LLAMA = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.1}
+
+
+def flat() -> TrainBatch:
+    """Rows of uneven length, with nothing in common."""
+    [batch] = batches(1, size=5)
+    assert num_rows(batch.samples) == 5
+    return TrainBatch(samples=with_random_columns(batch.samples), temperature=0.8)
+
+
+def tree() -> TrainBatch:
+    """Two trees of samples with long and short beginnings in common, and a sample alone."""
+    rng, samples = random.Random(0), list[TrainingSample]()
+    for name, num_members in (("a", 5), ("b", 3), ("c", 1)):
+        prompt = tuple(rng.randrange(300) for _ in range(rng.randint(20, 90)))
+        said = tuple(rng.randrange(300) for _ in range(30))
+        for member in range(num_members):
+            own = tuple(rng.randrange(300) for _ in range(rng.randint(3, 40)))
+            response = said[: 8 * member] + own
+            mask = (0,) * len(said[: 8 * member]) + (1,) * len(own)
+            samples.append(
+                TrainingSample(
+                    sample_id=f"{name}{member}",
+                    prompt_ids=prompt,
+                    response_ids=response,
+                    loss_mask=mask,
+                    rollout_logprobs=(0.0,) * len(mask),
+                )
+            )
+    assert num_rows(samples) < len(samples)
+    return TrainBatch(samples=with_random_columns(samples))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is learned, and how. ``llama`` has numbers of heads; without them the model is the tiny Qwen3."""
+
+    batch: TrainBatch = field(default_factory=flat)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    llama: tuple[int, int] | None = None
+
+    def model(self, folder: Path) -> str:
+        return str(folder / ("qwen" if self.llama is None else "llama_{}_{}".format(*self.llama)))
+
+
+CASES = {
+    "flat": Case(),
+    "trees": Case(tree()),
+    "small micro-batches": Case(tree(), LearnerConfig(micro_batch_tokens=120)),
+    "gradient checkpointing": Case(tree(), LearnerConfig(verl=CHECKPOINTED)),
+    "adapters": Case(learner=LearnerConfig(lora=LoRAConfig(rank=4))),
+    "a copy on each rank": Case(learner=LearnerConfig(verl={"engine": {"fsdp_size": 1}})),
+    "llama": Case(tree(), llama=(4, 4)),
+    "one head of keys": Case(llama=(4, 1)),
+    "three heads of keys": Case(tree(), llama=(6, 3)),
+}
+CRITIC = "critic"
+
+
+def settings(case: Case, num_ranks: int) -> LearnerConfig:
+    engine = {**case.learner.verl.get("engine", {}), "ulysses_sequence_parallel_size": num_ranks}
+    tokens = case.learner.micro_batch_tokens * 2 // num_ranks
+    return replace(
+        case.learner,
+        num_workers=num_ranks,
+        micro_batch_tokens=tokens,
+        optimizer=OptimizerConfig(lr=1e-3),
+        verl={**case.learner.verl, "engine": engine},
+    )
+
+
+def learned(worker: WholeBatches, batch: TrainBatch) -> dict[str, Any]:
+    """What a worker finds for a batch, and what one update makes of it."""
+    is_critic = not hasattr(worker._whole, "_algorithm")
+    found = worker.values([batch])[0] if is_critic else worker.logprobs(batch)
+    reported = worker.update([batch])
+    metrics = (reported if is_critic else reported.metrics) if worker.rank == 0 else {}
+    states = worker.engine.optimizer.state_dict()["state"].values()
+    return {
+        "found": [torch.tensor(each) for each in found],
+        "metrics": metrics,
+        "gradient": [whole(state["exp_avg"]) for state in states],  # all of it that one step has left
+        "weights": [whole(each) for each in worker.engine.module.parameters()],
+    }
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
+
+
+def two_ranks_learn(models: Path, folder: Path) -> None:
+    from policies.learning.verl.critic import VerlCritic
+    from policies.learning.verl.learner import VerlLearner
+
+    algorithm = resolve(ALGORITHM, RESPONSE_TOKENS)
+    for name, case in CASES.items():
+        worker = WholeBatches(VerlLearner(case.model(models), settings(case, 2), algorithm, 100, 0))
+        torch.save(learned(worker, case.batch), folder / f"{name}_{worker.rank}")
+    critic = WholeBatches(VerlCritic(CASES["trees"].model(models), settings(CASES["trees"], 2), 100, 0))
+    torch.save(learned(critic, tree()), folder / f"{CRITIC}_{critic.rank}")
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "qwen").symlink_to(tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    for case in CASES.values():
+        if case.llama is not None:
+            torch.manual_seed(0)
+            heads, shared = case.llama
+            config = transformers.LlamaConfig(
+                **LLAMA,
+                num_attention_heads=heads,
+                num_key_value_heads=shared,
+                head_dim=16,
+                vocab_size=len(tokenizer),
+            )
+            transformers.LlamaForCausalLM(config).save_pretrained(case.model(folder))
+            tokenizer.save_pretrained(case.model(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    on_two_ranks(two_ranks_learn, free_port(), models, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [*CASES, CRITIC])
+def test_two_ranks_of_a_row_learn_what_one_does(
+    together: Path, models: Path, make_rank: MakeRank, make_critic_rank: MakeRank, name: str
+) -> None:
+    if name == CRITIC:
+        case = CASES["trees"]
+        worker = make_critic_rank(settings(case, 1), model=models / "qwen")
+    else:
+        case = CASES[name]
+        worker = make_rank(settings(case, 1), ALGORITHM, model=Path(case.model(models)))
+    alone = learned(worker, case.batch)
+    for rank in range(2):
+        both = torch.load(together / f"{name}_{rank}", weights_only=False)
+        for ours, theirs in zip(both["found"], alone["found"], strict=True):
+            assert (ours - theirs).abs().max() < 1e-5
+        for kind in ("gradient", "weights"):
+            pairs = zip(both[kind], alone[kind], strict=True)
+            distance = sum(float((ours - theirs).square().sum()) for ours, theirs in pairs) ** 0.5
+            size = sum(float(each.square().sum()) for each in alone[kind]) ** 0.5
+            assert distance < 1e-5 * size, kind
+        if rank == 0:
+            assert both["metrics"] == pytest.approx(alone["metrics"], rel=1e-5, abs=1e-6)
