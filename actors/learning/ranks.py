@@ -236,7 +236,8 @@ class Sent(NamedTuple):
     """Mini-batches as the ranks have them.
 
     Attributes:
-        ids: of each rank, or group of ranks with the same rows, a reference to what ``Division.ids`` has made for it.
+        ids: of each group of ranks that share rows, mostly of one rank, a reference to what ``Division.ids``
+            has made for it.
     """
 
     division: Division
@@ -371,9 +372,7 @@ class RankGroup:
 
     def _send(self, batches: Sequence[TrainBatch]) -> Sent:
         num_groups = len(self._ranks) // self._settings.ranks_of_row
-        division = Division(
-            batches, num_groups, self._settings.row_tokens, self._wait_for(self._opened)[0]
-        )
+        division = Division(batches, num_groups, self._settings.row_tokens, self._wait_for(self._opened)[0])
         return Sent(division, [ray.put(division.ids(group)) for group in range(num_groups)])
 
     def _work_on(

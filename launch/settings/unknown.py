@@ -90,8 +90,11 @@ ABSENT = {
     "have evaluation.temperature and evaluation.top_p.": "top_p top_k min_p repetition_penalty",
     "The learner divides its model over learner.num_workers processes; the engine divides its own by "
     "server.engine.options={tensor_parallel_size: 2}.": "tensor_parallel tensor_parallel_size fsdp fsdp_size "
-    "tensor_model_parallel_size tp tp_size pipeline_parallel_size sequence_parallel_size num_nodes nnodes "
-    "ulysses_sequence_parallel_size n_gpus_per_node num_gpus gpus",
+    "tensor_model_parallel_size tp tp_size pipeline_parallel_size num_nodes nnodes n_gpus_per_node num_gpus "
+    "gpus",
+    "So many of the learner's ranks compute a row together: "
+    "learner.verl.engine.ulysses_sequence_parallel_size.": "sequence_parallel_size context_parallel_size "
+    "ulysses_sequence_parallel_size",
     "The engine's own options are in server.engine.options={gpu_memory_utilization: 0.8}.": "enforce_eager "
     "gpu_memory_utilization enable_chunked_prefill max_num_seqs max_num_batched_tokens "
     "enable_prefix_caching quantization",

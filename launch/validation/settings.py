@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from actors.serving.keys import access_keys
@@ -238,5 +239,6 @@ def _check_micro_batches(config: TrainConfig) -> None:
     if longest > config.learner.row_tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to "
+            f"{math.ceil(longest / config.learner.ranks_of_row)}."
         )

@@ -222,8 +222,8 @@ def _rows_of_ranks(
     longest = max(batch.samples, key=len)
     if len(longest) > max_tokens:
         raise LearnerError(
-            f"Sample {longest.sample_id!r} has {len(longest)} tokens, but learner.micro_batch_tokens="
-            f"{max_tokens} is all that one rank puts through the model at once: raise it to that."
+            f"Sample {longest.sample_id!r} has {len(longest)} tokens, but learner.micro_batch_tokens lets "
+            f"{max_tokens} through the model at once: raise it."
         )
     if any(sample.pictures for sample in batch.samples):
         pairs_per_token = 0  # equal ids may be those of different pictures

@@ -189,7 +189,7 @@ class Predicted:
 
     Attributes:
         labels: [U] the tokens.
-        columns: [C] columns of the rows in which any is predicted, counted from the first that is this rank's.
+        columns: [C] columns of the rows, from this rank's first on, in which any is predicted.
         rows, places: [U] row of each, and index in ``columns`` of the one that predicts it.
         outputs: [N] where in verl's columns, all samples' one after the other, they are wanted.
         tokens: [N] index of the token that is wanted there.

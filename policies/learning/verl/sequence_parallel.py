@@ -75,16 +75,16 @@ def attend(
     return gather_heads_scatter_seq(output, head_dim=2, seq_dim=1), None
 
 
-def check_model(module: torch.nn.Module, config: PreTrainedConfig, num_ranks: int, has_pictures: bool) -> None:
+def check_model(module: torch.nn.Module, config: PreTrainedConfig, num_ranks: int, pictures: bool) -> None:
     """Raise ``ConfigError`` unless ``num_ranks`` can compute a row of this model together."""
     num_heads = config.get_text_config().num_attention_heads
-    reason = "it reads pictures" if has_pictures else obstacle(module, config)
-    if reason is None and num_heads % num_ranks:
-        reason = f"its {num_heads} attention heads are no multiple of that"
+    reason = "it reads pictures" if pictures else obstacle(module, config)
+    if num_heads % num_ranks:
+        reason = reason or f"it has {num_heads} attention heads, which is no multiple of {num_ranks}"
     if reason is not None:
         raise ConfigError(
-            f"{SEQUENCE_RANKS}={num_ranks} and a model of type {config.model_type!r}: {reason}. Leave it out: "
-            "learner.micro_batch_tokens bounds the longest sample of a rank by itself."
+            f"{SEQUENCE_RANKS}={num_ranks} cannot be for a model of type {config.model_type!r}: {reason}. "
+            "Leave it out, and set learner.micro_batch_tokens to the longest sample."
         )
 
 

@@ -27,6 +27,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import as_column, responses, unscored
+from policies.learning.verl.sequence_parallel import check_model
 from policies.learning.verl.shards import (
     MODEL,
     Saved,
@@ -42,7 +43,6 @@ from policies.learning.verl.shards import (
     saved_state,
     write_in_turn,
 )
-from policies.learning.verl.sequence_parallel import check_model
 from policies.learning.verl.token_trees import pairs_per_token
 from policies.model_files import HUGGINGFACE, weights_file
 from policies.pictures import picture_reader
@@ -125,9 +125,8 @@ class VerlWorker(TrainingWorker):
         super().__init__(config)
         self.reset()
         if learner.ranks_of_row > 1:
-            check_model(
-                self.engine.module, config.model_config.hf_config, learner.ranks_of_row, reader is not None
-            )
+            model = config.model_config.hf_config
+            check_model(self.engine.module, model, learner.ranks_of_row, reader is not None)
         switch_off_in_modules(self.engine.module)
         self.pairs_per_token = pairs_per_token(self.engine.module, config.model_config.hf_config)
 

@@ -79,11 +79,16 @@ def test_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
             check_shared(str(path), text)
 
 
-def test_logprobs_of_two_ranks_come_in_order_without_padding(
-    make_learner: MakeLearner, tiny_model: Path
+def test_logprobs_of_two_groups_come_in_order_without_padding(
+    make_learner: MakeLearner, make_rank: MakeRank, tiny_model: Path
 ) -> None:
+    """Two groups of two ranks, which compute each row together."""
     samples = ragged_samples()
-    rows = make_learner(TWO_RANKS).logprobs(TrainBatch(samples=samples))
+    groups = LearnerConfig(
+        num_workers=4, micro_batch_tokens=100, verl={"engine": {"ulysses_sequence_parallel_size": 2}}
+    )
+    learner, alone = make_learner(groups), make_rank()
+    rows = learner.logprobs(TrainBatch(samples=samples))
     model = load(tiny_model)
     assert len(rows) == len(samples) == 7
     for row, sample in zip(rows, samples, strict=True):
@@ -91,6 +96,10 @@ def test_logprobs_of_two_ranks_come_in_order_without_padding(
             expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
         expected *= torch.tensor(sample.loss_mask)  # a token that is not learned from has 0
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=1e-4)
+    ours, theirs = (
+        each.update(each.score([TrainBatch(samples=samples)])).metrics for each in (learner, alone)
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 def test_model_that_cannot_be_loaded_is_explained_in_a_sentence(weight_store: Any, tiny_model: Path) -> None:

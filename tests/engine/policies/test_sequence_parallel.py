@@ -14,7 +14,7 @@ from machine import free_port
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 from two_ranks import on_two_ranks
-from whole_batches import WholeBatches
+from whole_batches import WholeBatches, shards
 
 from environments.errors import ConfigError
 from policies.learning.algorithms import resolve
@@ -28,7 +28,19 @@ pytestmark = pytest.mark.slow
 
 ALGORITHM = AlgorithmConfig(entropy_coef=0.01)
 CHECKPOINTED = {"model": {"enable_gradient_checkpointing": True}}
-LLAMA = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.1}
+SIZES = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.1}
+LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "first_k_dense_replace": 2,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def flat() -> TrainBatch:
@@ -63,14 +75,15 @@ def tree() -> TrainBatch:
 
 @dataclass(frozen=True)
 class Case:
-    """What is learned, and how. ``llama`` has numbers of heads; without them the model is the tiny Qwen3."""
+    """What is learned, and how. ``model``: a class of transformers and its sizes, for the tiny Qwen3."""
 
     batch: TrainBatch = field(default_factory=flat)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    llama: tuple[int, int] | None = None
+    model: tuple[str, dict[str, int]] | None = None
 
-    def model(self, folder: Path) -> str:
-        return str(folder / ("qwen" if self.llama is None else "llama_{}_{}".format(*self.llama)))
+
+def llama(heads: int, shared: int) -> tuple[str, dict[str, int]]:
+    return "Llama", {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": 16}
 
 
 CASES = {
@@ -80,9 +93,11 @@ CASES = {
     "gradient checkpointing": Case(tree(), LearnerConfig(verl=CHECKPOINTED)),
     "adapters": Case(learner=LearnerConfig(lora=LoRAConfig(rank=4))),
     "a copy on each rank": Case(learner=LearnerConfig(verl={"engine": {"fsdp_size": 1}})),
-    "llama": Case(tree(), llama=(4, 4)),
-    "one head of keys": Case(llama=(4, 1)),
-    "three heads of keys": Case(tree(), llama=(6, 3)),
+    "llama": Case(tree(), model=llama(4, 4)),
+    "one head of keys": Case(model=llama(4, 1)),
+    "three heads of keys": Case(tree(), model=llama(6, 3)),
+    "latent attention": Case(tree(), model=("DeepseekV3", LATENT)),
+    "experts": Case(tree(), model=("Qwen3Moe", {**EXPERTS, **llama(4, 2)[1]})),
 }
 CRITIC = "critic"
 
@@ -106,6 +121,7 @@ def learned(worker: WholeBatches, batch: TrainBatch) -> dict[str, Any]:
     reported = worker.update([batch])
     metrics = (reported if is_critic else reported.metrics) if worker.rank == 0 else {}
     states = worker.engine.optimizer.state_dict()["state"].values()
+    assert worker.engine.ulysses_sequence_parallel_size == worker._learner.num_workers
     return {
         "found": [torch.tensor(each) for each in found],
         "metrics": metrics,
@@ -125,9 +141,9 @@ def two_ranks_learn(models: Path, folder: Path) -> None:
 
     algorithm = resolve(ALGORITHM, RESPONSE_TOKENS)
     for name, case in CASES.items():
-        worker = WholeBatches(VerlLearner(case.model(models), settings(case, 2), algorithm, 100, 0))
+        worker = WholeBatches(VerlLearner(str(models / name), settings(case, 2), algorithm, 100, 0))
         torch.save(learned(worker, case.batch), folder / f"{name}_{worker.rank}")
-    critic = WholeBatches(VerlCritic(CASES["trees"].model(models), settings(CASES["trees"], 2), 100, 0))
+    critic = WholeBatches(VerlCritic(str(models / "trees"), settings(CASES["trees"], 2), 100, 0))
     torch.save(learned(critic, tree()), folder / f"{CRITIC}_{critic.rank}")
 
 
@@ -136,21 +152,16 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import transformers
 
     folder = tmp_path_factory.mktemp("models")
-    (folder / "qwen").symlink_to(tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    for case in CASES.values():
-        if case.llama is not None:
-            torch.manual_seed(0)
-            heads, shared = case.llama
-            config = transformers.LlamaConfig(
-                **LLAMA,
-                num_attention_heads=heads,
-                num_key_value_heads=shared,
-                head_dim=16,
-                vocab_size=len(tokenizer),
-            )
-            transformers.LlamaForCausalLM(config).save_pretrained(case.model(folder))
-            tokenizer.save_pretrained(case.model(folder))
+    for name, case in CASES.items():
+        if case.model is None:
+            (folder / name).symlink_to(tiny_model)
+            continue
+        torch.manual_seed(0)
+        family, sizes = case.model
+        config = getattr(transformers, f"{family}Config")(**SIZES, **sizes, vocab_size=len(tokenizer))
+        getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     return folder
 
 
@@ -167,10 +178,10 @@ def test_two_ranks_of_a_row_learn_what_one_does(
 ) -> None:
     if name == CRITIC:
         case = CASES["trees"]
-        worker = make_critic_rank(settings(case, 1), model=models / "qwen")
+        worker = make_critic_rank(settings(case, 1), model=models / "trees")
     else:
         case = CASES[name]
-        worker = make_rank(settings(case, 1), ALGORITHM, model=Path(case.model(models)))
+        worker = make_rank(settings(case, 1), ALGORITHM, model=models / name)
     alone = learned(worker, case.batch)
     for rank in range(2):
         both = torch.load(together / f"{name}_{rank}", weights_only=False)
@@ -183,3 +194,53 @@ def test_two_ranks_of_a_row_learn_what_one_does(
             assert distance < 1e-5 * size, kind
         if rank == 0:
             assert both["metrics"] == pytest.approx(alone["metrics"], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "pictures", "reason"),
+    [
+        ("Qwen3", {}, False, None),
+        ("Qwen3", {"num_attention_heads": 3}, False, "it has 3 attention heads, which is no multiple of 2"),
+        ("Qwen3", {}, True, "it reads pictures"),
+        ("Mistral", {"sliding_window": 8}, False, "its attention has a window of 8 tokens"),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, False, "it has layers of conv"),
+    ],
+)
+def test_model_whose_rows_no_ranks_share_is_refused(
+    verl_on_cpu: None, family: str, sizes: dict[str, Any], pictures: bool, reason: str | None
+) -> None:
+    import transformers
+
+    from policies.learning.verl.sequence_parallel import check_model
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **heads, **sizes})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if reason is None:
+        check_model(model, config, 2, pictures)
+    else:
+        named = rf"parallel_size=2 cannot be for a model of type '{config.model_type}': {reason}. Leave it"
+        with pytest.raises(ConfigError, match=named):
+            check_model(model, config, 2, pictures)
+
+
+def test_parts_of_a_layout_are_its_columns_cut_evenly(verl_on_cpu: None) -> None:
+    from policies.learning.verl.data import unscored
+    from policies.learning.verl.engine import Predicted, model_inputs
+    from policies.learning.verl.token_trees import Layout
+
+    [shard] = shards(flat(), 1, 4096, 0)
+    data = unscored(shard)
+    alone = Layout.of(data)
+    parts = [Layout.of(data, part=(number, 3)) for number in range(3)]
+    inputs = [model_inputs(part) for part in parts]
+    width, size = alone.input_ids.shape[1], inputs[0]["input_ids"].shape[1]
+    assert 3 * size - 3 < width <= 3 * size
+    for name in ("input_ids", "position_ids"):
+        joined = torch.cat([each[name] for each in inputs], dim=1)
+        assert torch.equal(joined[:, :width], model_inputs(alone)[name]) and not joined[:, width:].any()
+    whole_rows = [each["attention_mask"] for each in inputs]
+    assert all(each.shape[-1] == 3 * size for each in whole_rows)
+    labels = torch.cat([Predicted.of(part, data).labels for part in parts])
+    assert sorted(labels.tolist()) == sorted(Predicted.of(alone, data).labels.tolist())

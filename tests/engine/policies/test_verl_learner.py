@@ -447,7 +447,9 @@ def test_samples_that_were_not_scored_are_refused(make_rank: MakeRank) -> None:
 
 
 def test_sample_that_does_not_fit_through_the_model_is_refused(make_rank: MakeRank) -> None:
-    with pytest.raises(LearnerError, match=r"has \d+ tokens, but learner.micro_batch_tokens=64 .* raise it"):
+    with pytest.raises(
+        LearnerError, match=r"has \d+ tokens, but learner.micro_batch_tokens lets 64 .*raise it"
+    ):
         make_rank(LearnerConfig(micro_batch_tokens=64)).score(batches())
 
 

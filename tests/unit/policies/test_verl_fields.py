@@ -57,6 +57,17 @@ def test_field_without_effect_names_its_remedy(section: str, name: str, remedy: 
         check(section, **{name: 7})
 
 
+@pytest.mark.parametrize("size", [0, 3, 8, True, "2", 2.0])
+def test_ranks_of_a_row_divide_all_ranks(size: Any) -> None:
+    def learner(size: Any) -> LearnerConfig:
+        return LearnerConfig(num_workers=4, verl={"engine": {"ulysses_sequence_parallel_size": size}})
+
+    with pytest.raises(ConfigError, match=rf"parallel_size={size!r} is no divisor of learner.num_workers=4"):
+        check_fields(learner(size), GRPO)
+    check_fields(learner(2), GRPO)
+    assert learner(2).row_tokens == 2 * LearnerConfig().row_tokens
+
+
 def test_unknown_names_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"learner.verl='engin' is not one of .* Did you mean 'engine'"):
         check("engin")
