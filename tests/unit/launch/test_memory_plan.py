@@ -227,6 +227,8 @@ def test_adapters_need_states_of_their_own_alone() -> None:
 def test_mini_batch_bounds_the_micro_batch() -> None:
     settings = ["warm_start.num_steps=0", "learner.mini_batch_size=4"]  # of 128 + 192 tokens each
     assert process("learner rank", TINY, *settings).logits == 4 * 320 * 16 * LOGIT_BYTES
+    groups = ["learner.num_workers=4", "learner.verl.engine.ulysses_sequence_parallel_size=2"]
+    assert process("learner rank", TINY, *settings, *groups).logits == 2 * 160 * 16 * LOGIT_BYTES
 
 
 def test_checkpointed_layers_keep_their_input_alone() -> None:
