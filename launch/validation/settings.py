@@ -54,10 +54,10 @@ def check_settings(config: TrainConfig) -> None:
     for part in ("fleet", "server", "learner"):
         check_nodes(f"{part}.nodes", getattr(config, part).nodes)
     _check_context(config)
-    _check_micro_batches(config)
     check_fleet(config)
     _check_groups(config)
     _check_effect_on_learning(config, algorithm)
+    _check_micro_batches(config)
     _check_effect_on_serving(config)
     _check_evaluation(config)
 

@@ -94,6 +94,7 @@ class Division:
 
     Args:
         batches: not empty; one that comes several times counts once.
+        num_ranks: those that compute a row together count once, here and in all that follows.
         max_tokens: most tokens that fit through the model at once.
         pairs_per_token: that ``token_trees.pairs_per_token`` returns.
 

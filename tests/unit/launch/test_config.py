@@ -71,12 +71,20 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
         ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
         ("learner.verl={actor: {ppo_epochs: 2}}", r"learner\.verl\.actor\.ppo_epochs=2 cannot be set"),
+        ("learner.verl={engine: {ulysses_sequence_parallel_size: 0}}", r"=0 is no divisor of learner\.num_w"),
     ],
 )
 def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:
     config = compose([override])
     with pytest.raises(ConfigError, match=message):
         check_training_settings(config)
+
+
+def test_ranks_of_a_row_hold_a_trajectory_together() -> None:
+    ranks = ["learner.num_workers=2", "learner.verl={engine: {ulysses_sequence_parallel_size: 2}}"]
+    check_training_settings(compose([*ranks, "learner.micro_batch_tokens=512"]))
+    with pytest.raises(ConfigError, match=r"=511 cannot hold .*= 1024 tokens\. Raise it to 512\."):
+        check_training_settings(compose([*ranks, "learner.micro_batch_tokens=511"]))
 
 
 @pytest.mark.parametrize(
