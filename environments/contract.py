@@ -22,6 +22,7 @@ IS_ASYNC = (
     "each await."
 )
 MESSAGE = '{"role": "user", "content": text}'
+MAPPING, CONTENT = (dict, Mapping), (str, list, type(None))  # all messages are checked before every turn
 
 
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
@@ -106,9 +107,9 @@ def messages_faults(messages: Any) -> list[str]:
     if not messages:
         return ["chat_completions is empty: update_from_env has to add a message for the model to answer."]
     for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if not isinstance(message, MAPPING) or not isinstance(message.get("role"), str):
             return [f"chat_completions holds {kind_of(message)}: write {MESSAGE}."]
-        if not isinstance(content := message.get("content"), str | list | None):
+        if not isinstance(content := message.get("content"), CONTENT):
             return [f"chat_completions holds {kind_of(content)} as a content: write {MESSAGE}."]
     return []
 

@@ -32,16 +32,18 @@ MARKS = {
 
 _BY_LOWER = {mark.lower(): mark for mark in MARKS}
 _LONGEST = max(map(len, [*MARKS, *MARKS.values()]))
+_CASES = re.IGNORECASE | re.ASCII
+"""Without the latter, letters of other alphabets are those of marks, though ``lower`` knows better."""
 
 
 def _any_of(marks: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, marks)), re.IGNORECASE)
+    return re.compile("|".join(map(re.escape, marks)), _CASES)
 
 
 _OPENING = _any_of([*MARKS])
 _CLOSING = {"": _any_of([*MARKS.values()]), **{mark: _any_of([closing]) for mark, closing in MARKS.items()}}
 """Patterns of the closing mark by the opening one; by the empty one, of any."""
-_TICKS_OR_OPENING = re.compile(f"```|`|(?P<mark>{_OPENING.pattern})", re.IGNORECASE)
+_TICKS_OR_OPENING = re.compile(f"```|`|{_OPENING.pattern}", _CASES)  # a group would cost a search its speed
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 
 
@@ -101,8 +103,7 @@ def find_opening(text: str, position: int = 0, is_whole: bool = True) -> FoundMa
         is_whole: whether no more text comes, by which a mark could become quoted.
     """
     while (found := _TICKS_OR_OPENING.search(text, position)) is not None:
-        if found["mark"] is not None:
-            mark = _BY_LOWER[found["mark"].lower()]
+        if (mark := _BY_LOWER.get(found[0].lower())) is not None:
             return FoundMark(found.start(), found.end(), mark, True, found.end())
         code = _CODE.match(text, found.start())
         if code is None and not is_whole and _may_become_code(text, found.start()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import os
 import secrets
@@ -276,4 +277,5 @@ def serve(app: Starlette, listening: socket.socket) -> Listener:
 @functools.cache
 def gateway() -> Gateway:
     """The gateway of this process, which starts with the first rollout that needs it."""
+    gc.freeze()  # else walks over all modules are a tenth of the CPU time of its calls
     return Gateway()

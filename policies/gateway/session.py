@@ -110,9 +110,9 @@ class Session:
             path.append(self._place(path[-1], message) if own[-1] is None else own[-1].path[-1])
         self._call, self._path, self._own, self._tools = call, path, own, _key(call.tools)
         follows = [each.number for each in own if each is not None]
-        num_answers = sum(message["role"] == "assistant" for message in call.messages)
-        num_known = sum(place in self._known for place in path[1:])
-        messages = [self._messages[place] for place in path[1:]]
+        num_answers = [message["role"] for message in call.messages].count("assistant")
+        num_known = sum(map(self._known.__contains__, path[1:]))
+        messages = list(map(self._messages.__getitem__, path[1:]))
         return PlacedCall(
             messages=messages,
             new=messages[num_known:],
@@ -204,14 +204,16 @@ def _likeness(sent: Message, given: Message) -> tuple[int, ...]:
     if not _same_words(content, sent_content) or (thought and not has_thought):
         return ()
     calls, sent_calls = given.get("tool_calls") or [], sent.get("tool_calls") or []
-    if list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):  # as text, since 1 == True
+    # As text, since 1 == True.
+    has_form = _key([call["function"] for call in calls]) == _key([call["function"] for call in sent_calls])
+    if not has_form and list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):
         return ()
     has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
     is_exact = (
         thought == sent_thought,
         content.strip() == sent_content.strip(),
         content == sent_content,
-        _key([call["function"] for call in calls]) == _key([call["function"] for call in sent_calls]),
+        has_form,
     )
     return has_ids, has_thought, sum(is_exact)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from operator import eq
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -16,8 +17,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo, model_validator
 
 from policies.model_api.dialects.errors import openai_error
-from policies.model_api.errors import invalid_body
+from policies.model_api.errors import InvalidRequestError, invalid_body
 from policies.model_api.growing_text import GrowingThought
+from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import Body, ChatMessage, Json, kind_of
 from policies.model_api.protocol import ChatRequest
 
@@ -106,12 +108,14 @@ class ChatReader:
     def read(self, body: Any) -> ChatRequest:
         """The request with this body. Raises ``InvalidRequestError``."""
         match body:
-            case {"messages": [*given]}:
+            case {"messages": [*given]} if 0 < len(given) <= MAX_MESSAGES:
                 before, known = self._last
-                num_same = sum(takewhile(bool, map(eq, given, before)))  # all that counts in them is text
-                request, _ = read(ChatRequest, {**body, "messages": known[:num_same] + given[num_same:]})
-                self._last = before[:num_same] + given[num_same:], request.messages
-                return request
+                num_same = sum(takewhile(bool, map(eq, given[:-1], before)))  # what counts in them is text
+                with suppress(InvalidRequestError):  # it comes again below, with its place among all messages
+                    request, _ = read(ChatRequest, {**body, "messages": given[num_same:]})
+                    request.messages = known[:num_same] + request.messages
+                    self._last = before[:num_same] + given[num_same:], request.messages
+                    return request
         return read(ChatRequest, body)[0]
 
     def read_fields(self, fields: Json) -> ChatRequest:

@@ -89,6 +89,8 @@ def test_call_in_an_unfinished_thought_is_no_call():
         ("<think>`a</think>b", ("`a", "b")),
         ("<think>`a</think>\n`b`", ("`a", "\n`b`")),
         ("the tag `<think> is</think>", ("is", "the tag `")),
+        ("<th\u0131nk>a", ("", "<th\u0131nk>a")),
+        ("<\u017feed:think>a", ("", "<\u017feed:think>a")),
     ],
 )
 def test_mark_is_read_in_any_case_and_quoted_ones_are_none(text, parts):
