@@ -81,6 +81,7 @@ RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 Json = dict[str, Any]
 ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
 LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
+SILENT = "Its driver was killed, and its program has made no call for {:g} s since, and has sent no reward."
 
 
 @dataclass(eq=False, slots=True)
@@ -91,6 +92,8 @@ class _Session:
     """The last one: another actor goes on with a rollout whose process has died."""
     driver: int
     """Number of the driver whose rollout it is."""
+    has_called: bool = True
+    """False where its driver was killed, and its program has not called the next one's rollout."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """Names by which its program calls the policy here, each after that of its key."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
@@ -150,7 +153,7 @@ class Sessions:
         """Have the rollouts of a driver in, until its connection ends: it has died then.
 
         Its body has the ``key`` of its rollouts, the digests of the ``keys`` of programs by their names,
-        ``claim_seconds``, and the folder ``late_rewards``.
+        ``claim_seconds``, ``silent_seconds``, and the folder ``late_rewards``.
         """
         self._check(request, self._driver_key)
         given = await body_of(request)
@@ -202,7 +205,7 @@ class Sessions:
                 session.names.append((session.names[0][0], id))  # by which its program knows it, too
                 for name in session.names:
                     self._named[name] = offer["id"]
-                session.driver = self._num_drivers
+                session.driver, session.has_called = self._num_drivers, False
                 return session
         return None
 
@@ -230,7 +233,12 @@ class Sessions:
                     )
                     self._end(session, offer)
                     return JSONResponse({"failed": reason})
-            await settled(request, session.result)
+            seconds = self._given["silent_seconds"]
+            if not await settled(request, session.result, None if session.has_called else seconds):
+                if not session.has_called:
+                    self._end(session, offer, silent := {"failed": SILENT.format(seconds)})
+                    return JSONResponse(silent)
+                await settled(request, session.result)
         except RequestError:
             seconds = LOST_SECONDS if session.claimed.done() else 0.0
             asyncio.get_running_loop().call_later(seconds, self._end_lost, session, offer)
@@ -352,6 +360,7 @@ class Sessions:
                 reason = f"The training was killed, and was not resumed within {DRIVER_SECONDS:g} s."
                 raise RequestError(reason, status=410, code="session_ended")
             return None
+        session.has_called = True
         offer, way = session.offer, session.offer["environment"]
         sending = http.request(
             request.method,

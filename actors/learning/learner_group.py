@@ -17,8 +17,8 @@ from ray.exceptions import RayTaskError
 
 from actors.learning.learner_calls import CriticCalls, PolicyCalls
 from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create_placement_group
-from actors.ray_tools.background import in_background
 from actors.weights.store import PublishedWeights
+from environments.background import in_background
 from environments.disk import FileDigest
 from environments.errors import LearnerLostError
 from policies.learning.algorithm import Algorithm

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from actors.learning.learner_group import LearnerGroup
-from actors.ray_tools.background import in_background
+from environments.background import in_background
 from environments.disk import FileDigest
 from environments.errors import LearnerError
 from policies.learning.samples import LearnerUpdate, TrainBatch

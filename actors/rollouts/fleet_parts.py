@@ -31,7 +31,7 @@ PAIRS_OF_FLEET = 256
 """Pairs that the fleet's own process calls."""
 PAIRS_PER_PART = 1536
 GATHER_SECONDS = 0.1
-"""Seconds for which a list gathers what goes to a part or comes from it, in a large fleet."""
+"""Seconds from one list of what goes to a part or comes from it to the next, in a large fleet."""
 
 Turn = tuple[str, int, int, bytes]
 """Arguments of ``RolloutFleet.record_turn``."""
@@ -110,10 +110,10 @@ class FleetPart:
             The error of an attempt that has no result: the fleet fails with it.
         """
         self._taken.set()
+        await asyncio.sleep(GATHER_SECONDS)
         await self._there.wait()
         if self._error is not None:
             raise self._error
-        await asyncio.sleep(GATHER_SECONDS)
         self._there.clear()
         self._taken, self._stored = self._stored, asyncio.Event()
         turns, self._turns = self._turns, []

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import ray
 
-from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import detached_call, get_or_raise, own_errors, wait_or_raise
 from actors.ray_tools.placement import NAMESPACE, beside_driver, start_actor
 from actors.rollouts.actor_factory import actor_options, check_room
@@ -29,6 +28,7 @@ from actors.rollouts.stream import STREAM_POLL_SECONDS, TrajectoryStream
 from actors.sampling.node_samplers import combined
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
+from environments.background import in_background
 from environments.rewards.base import GroupReward
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 

@@ -14,11 +14,11 @@ from functools import partial
 import ray
 from ray.exceptions import RayActorError
 
-from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.fleet_report import NoActorWarning
 from actors.rollouts.rollout import RolloutRequest
+from environments.background import in_background
 from environments.regrading import needs_comparison, regraded_group, unjudged_group
 from environments.rewards.base import GroupReward
 from environments.types import Trajectory, TrajectoryGroup

@@ -13,7 +13,7 @@ import ray
 
 from actors.ray_tools.calls import wait_with_timeout
 from actors.ray_tools.placement import NAMESPACE, beside_driver, start_actor
-from actors.sampling.request_queue import SLACK
+from actors.sampling.request_queue import most_beside
 from actors.settings import MANY_CALLS
 from actors.timing import PAIRING_SECONDS
 from environments.errors import SamplerError
@@ -64,7 +64,7 @@ class Pairing:
         if is_other := set(self._reported) != before:
             for sampler in self._left_by:
                 self._sort(sampler)
-        return is_other or (load > 2 * min(self._loads.values()) + SLACK and self._relieve(replica, now))
+        return is_other or (load > most_beside(min(self._loads.values())) and self._relieve(replica, now))
 
     def samplers_of(self, replica: str) -> set[int]:
         """The sampling actors that ``replica`` is to serve."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ray.exceptions import ActorUnavailableError
 
-from actors.sampling.request_queue import BUSY_REQUESTS, SLACK, Assignment, ReplicaReport
+from actors.sampling.request_queue import BUSY_REQUESTS, Assignment, ReplicaReport
 from actors.timing import GATHER_ANSWERS_SECONDS, LEASE_SECONDS, QUEUE_RETRY_SECONDS
 from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
@@ -22,6 +22,8 @@ CONNECTION = ", connection "
 
 LOAD_POLLS = 500.0
 """Most polls of a replica in a second, of all its queues, that only report another load."""
+UNREPORTED_REQUESTS = 4
+"""Requests by which the reported load may be wrong, and a sixteenth of all where that is more."""
 
 _connections = itertools.count(1)
 
@@ -75,7 +77,8 @@ class _LoadWatch:
         return self._engine.requests_in_flight - self._num_own
 
     def _check(self) -> None:
-        if abs(self._num_others - self._num_reported) <= max(SLACK, self._engine.requests_in_flight // 16):
+        most = max(UNREPORTED_REQUESTS, self._engine.requests_in_flight // 16)
+        if abs(self._num_others - self._num_reported) <= most:
             return
         pause = self._time + len(self._engine.load_watchers) / LOAD_POLLS - time.monotonic()
         if pause <= 0:

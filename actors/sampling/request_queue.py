@@ -39,9 +39,11 @@ larger, before another replica takes it.
 """
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
-SLACK = 4
-"""Requests beyond twice those of another replica with which one that has more than its share loses a
-conversation."""
+
+
+def most_beside(fewest: int) -> int:
+    """Return the requests that a replica may have beside one with ``fewest``: with more it is overloaded."""
+    return 2 * fewest + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,7 @@ class RequestQueue:
         """
         loads = crowd.loads
         share = -(-(self._num_waiting + sum(loads.values())) // len(loads))
-        most = max(share, 2 * min(loads.values()) + SLACK)
+        most = max(share, most_beside(min(loads.values())))
         lost = {}
         for replica in self._replicas.values():
             room = max(0, most - loads[replica]) if replica in crowd.polls_soon else 0

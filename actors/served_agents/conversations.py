@@ -149,7 +149,8 @@ class Conversations:
                 return place
             if self._replays and context.exchanges:
                 return Place(Conversation(self._waits))
-            raise lost("the server keeps no conversation in which this was said.")
+            remedy = " server.agents.unknown_history=replay begins one with it." if context.exchanges else ""
+            raise lost(f"the server keeps no conversation in which this was said.{remedy}")
         check_name("The session", context.session)
         if (context.owner, context.session) in self._forgotten:
             raise lost(f"the server has forgotten this session after {self._most} newer conversations.")

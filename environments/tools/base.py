@@ -9,10 +9,10 @@ import logging
 import math
 import typing
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.background import run_coroutine
 from environments.errors import ConfigError, TroupeError
 
 logger = logging.getLogger(__name__)
@@ -191,8 +191,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+    return run_coroutine(coroutine)
 
 
 def openai_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import psutil
 import ray
 from ray.autoscaler.sdk import request_resources
 
-from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
 from actors.ray_tools.placement import has_labels, with_labels
 from actors.timing import DRIVER_SILENCE_SECONDS
+from environments.background import end_background_work
 from environments.errors import ConfigError
 from launch.cluster.serve_address import claim_address
 from launch.cluster.turns import Turn

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 
 from ray.experimental import internal_kv
 
-from actors.ray_tools.background import in_background
 from actors.ray_tools.placement import NAMESPACE
 from actors.timing import HEARTBEAT_SECONDS
+from environments.background import in_background
 
 KEY_PREFIX = b"run-"
 START_PHRASES = {

@@ -186,7 +186,9 @@ def report_text(state: RunReport) -> str:
         lines += [_line("", _replica(name, each)) for name, each in state.sampling.replicas.items()]
     if state.stream is not None:
         there, capacity = state.stream
-        lines.append(_line("stream", f"{there} of {capacity} trajectories wait for the loop"))
+        lines.append(
+            _line("stream", f"{there} of {capacity} trajectories wait there; the loop has the others")
+        )
     for host in sorted({each.host for each in state.processes}):
         here = [each for each in state.processes if each.host == host]
         lines.append(_line("node", f"{host}: {_counted(here)}"))

@@ -14,8 +14,8 @@ from textwrap import indent
 
 import psutil
 
-from actors.ray_tools.background import in_background
 from actors.timing import HEAD_SILENCE_SECONDS, HEARTBEAT_SECONDS
+from environments.background import in_background
 from environments.errors import TroupeError
 from launch.health.heartbeat import HeartbeatSender
 from launch.health.members import is_alive

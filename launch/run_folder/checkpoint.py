@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,8 @@ LATEST = "latest"
 BEST = "best"
 STATE = "state.json"
 READY = "ready.jsonl"
+DIGEST = "sha256"
+"""Field of ``state.json`` with the digest of the others."""
 STEP_PREFIX = "step_"
 
 
@@ -98,6 +101,8 @@ class Manifest:
             fields = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
+        if DIGEST in fields and fields.pop(DIGEST) != _digest_of(fields):  # earlier versions wrote none
+            raise ValueError(f"{STATE} is not what was written: its SHA-256 differs")
         manifest = Manifest(**fields)
         if READY not in manifest.files:
             raise ValueError(f"{STATE} does not name {READY}: another version of Troupe wrote it")
@@ -430,9 +435,15 @@ def _write_manifest(
         num_ready=len(stream.ready),
         files=dict(sorted({**digests, **_digests(folder, sorted(names - set(digests)))}.items())),
     )
-    (folder / STATE).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    fields = asdict(manifest)
+    text = json.dumps(fields | {DIGEST: _digest_of(fields)}, indent=1)
+    (folder / STATE).write_text(text, encoding="utf-8")
     for path in (*paths, folder / STATE, folder):
         sync(path)
+
+
+def _digest_of(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from environments.bounds import Leaf, leaves
 from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
+from launch.health.interrupt import Interrupts
 from launch.settings.compose import compose, named_settings, recipe_names
 from launch.settings.tree import TrainConfig
 
@@ -39,11 +40,13 @@ class Command:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Settings that a user may expect here and that have no effect, with the remedy of each."""
 
+    @Interrupts().installed()
     def run(self, arguments: list[str]) -> int:
         """Do the work with the configuration of ``arguments``.
 
         Returns:
-            The exit status: 0 done, 2 for invalid settings or a failure with its reason, 130 for Ctrl-C.
+            The exit status: 0 done, 2 for invalid settings or a failure with its reason, 130 for Ctrl-C and
+            SIGTERM.
         """
         if "--help" in arguments or "-h" in arguments:
             sys.stdout.write(self.help_text())

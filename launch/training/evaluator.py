@@ -10,9 +10,9 @@ from functools import partial
 
 import ray
 
-from actors.ray_tools.background import in_background
 from actors.rollouts.service import RolloutService
 from actors.settings import ServerConfig
+from environments.background import in_background
 from environments.data.datasets import Dataset
 from environments.types import TrajectoryGroup
 from launch.settings.tree import TrainConfig

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from ray.exceptions import RayTaskError
 
-from actors.ray_tools.background import in_background
+from environments.background import in_background
 from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup

@@ -18,7 +18,6 @@ import ray
 
 from actors.learning.learner_group import LearnerGroup
 from actors.learning.learners import Learners
-from actors.ray_tools.background import end_background_work, in_background
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
@@ -28,6 +27,7 @@ from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from actors.weights.turns import take_turn
+from environments.background import end_background_work, in_background
 from environments.rewards.base import unjudged
 from launch.cluster import session
 from launch.cluster.threads import with_threads

@@ -17,6 +17,7 @@ from environments.data.conversation_file import read_conversations
 from environments.data.curriculum import Curriculum
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
+from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget, lost_updates
 from launch.reporting.goal import Goal
 from launch.reporting.trackers.chosen import chosen_trackers
@@ -102,6 +103,7 @@ class AgentTrainer:
         run_training(self.config, self.workload)
 
 
+@Interrupts().installed()  # also while it is checked: a workload may have started processes
 def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     from ray.exceptions import OutOfMemoryError, RayActorError
@@ -183,7 +185,6 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
 
     from launch.health.death import describe_death
     from launch.health.inspection import ray_lives
-    from launch.health.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.run_state import RunState
     from launch.training.stages.chosen import check_earlier_stages

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from actors.gateway.remote_program import RemoteProgram
-from actors.ray_tools.background import in_background
 from actors.rollouts.env_calls import check_sent, in_env
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
+from environments.background import in_background
 from environments.data.datasets import Dataset
 from environments.errors import ContractError, EnvironmentFailure
 from launch.workload import Workload

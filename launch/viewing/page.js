@@ -236,7 +236,7 @@ function drawActors() {
   ];
   parts.push(table("Last progress", ["result", "when"], Object.entries(now.progress).map(([name, seconds]) => [name, `${since(seconds)} ago`])));
   if (now.fleet) parts.push(table("Fleet", ["environment", "actors up", "in play", "waiting requests", "lost so far"], [[now.fleet.env_class, `${now.fleet.num_ready} of ${now.fleet.num_actors}`, String(now.rollouts.length), String(now.fleet.num_waiting), String(now.fleet.num_lost)]]));
-  if (now.stream) parts.push(element("p", {}, [`Stream: ${now.stream[0]} of ${now.stream[1]} trajectories wait for the loop `, element("meter", { max: now.stream[1], value: now.stream[0] })]));
+  if (now.stream) parts.push(element("p", {}, [`Stream: ${now.stream[0]} of ${now.stream[1]} trajectories wait there; the loop has the others `, element("meter", { max: now.stream[1], value: now.stream[0] })]));
   parts.push(table("Replicas of the policy server", ["replica", "version", "requests", "answered", "last poll"], Object.entries(now.replicas).map(([name, each]) => [name, String(each.version), String(each.num_running), String(each.num_answered), `${since(each.silent_seconds)} ago`])));
   parts.push(table("Rollouts in play", ["rollout", "node", "waits for", "for", "age"], now.rollouts.map((each) => [each.id, each.host, each.waits_for, since(each.waiting_seconds), since(each.seconds)])));
   parts.push(table("Processes", ["node", "role", "process ids"], [...roles].map(([name, pids]) => [...name.split("/"), pids.join(" ")])));

@@ -8,13 +8,11 @@ Texts are imitated, so the teacher may have any tokenizer, and need give no log-
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from actors.ray_tools.background import in_background
+from environments.background import run_coroutine
 from environments.bounds import Bound, check_bounds
 from environments.chat_endpoint import ChatEndpoint
 from environments.data.conversation_file import read_conversations
@@ -83,7 +81,7 @@ class Imitation(WarmStart):
         params = evaluation_params(self.config).replace(max_tokens=1)
         hello = SampleRequest(messages=[{"role": "user", "content": "Hello"}], params=params)
         try:
-            _finished(OpenAISampler(**self._sampler()).sample(hello))
+            run_coroutine(OpenAISampler(**self._sampler()).sample(hello))
         except SamplerError as error:
             raise ConfigError(f"stage_settings.imitation.teacher: {error}") from error
 
@@ -92,7 +90,7 @@ class Imitation(WarmStart):
         run.tracker.announce(f"{self._teacher.model} plays {len(tasks)} tasks, for {file}.")
         params, sampler = evaluation_params(self.config), self._sampler()
         with execution_engine(self.config, run.workload, len(tasks), params, "openai", sampler) as engine:
-            _finished(engine.execute_tasks(tasks, file))
+            run_coroutine(engine.execute_tasks(tasks, file))
         found, sentence = read_conversations(file)
         run.tracker.announce(sentence)
         return found
@@ -102,8 +100,3 @@ class Imitation(WarmStart):
         teacher = self._teacher
         key = {"api_key": teacher.key()} if teacher.key_variable else {}
         return {"base_url": teacher.base_url, "model": teacher.model, **key}
-
-
-def _finished(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run it to its end: in a thread, since that of a notebook's cell has an event loop already."""
-    in_background(partial(asyncio.run, coroutine), "imitation").result()

@@ -66,6 +66,7 @@ def sign(checkpoint: Path, name: str) -> None:
     content = (checkpoint / name).read_bytes()
     manifest = json.loads((checkpoint / "state.json").read_text())
     manifest["files"][name] = {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    del manifest["sha256"]  # as before it had one
     (checkpoint / "state.json").write_text(json.dumps(manifest))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,7 +106,12 @@ def test_history_of_turns_is_read_from_messages(roles, exchanges):
 
 def test_unknown_history_begins_a_conversation_only_if_replayed():
     context = RequestContext(keeps_history=True, earlier="what was said", exchanges=EXCHANGES)
-    with pytest.raises(ConflictError, match="no conversation in which this was said"):
+    with pytest.raises(
+        ConflictError, match=r"in which this was said\. server\.agents\.unknown_history=replay"
+    ):
         Conversations(waits=False).find(context)
+    for replays in (False, True):  # two messages without an answer between
+        with pytest.raises(ConflictError, match=r"in which this was said\. Start a new conversation"):
+            Conversations(waits=False, replays=replays).find(replace(context, exchanges=()))
     place = Conversations(waits=False, replays=True).find(context)
     assert place.rollout_id is None and place.conversation.newest is None

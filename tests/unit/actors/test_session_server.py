@@ -817,6 +817,30 @@ def test_session_of_a_killed_driver_goes_on_once(
         assert sorted(each.result(5).json()["reward"] for each in offers) == [0.25, 0.5]
 
 
+@pytest.mark.slow
+def test_program_that_dies_with_its_driver_fails_its_rollout(
+    http: httpx.Client, server: SessionServer, sessions: list[Sessions]
+) -> None:
+    """It has made no call of the next driver's rollout, whose silence begins there."""
+    with ThreadPoolExecutor(3) as threads, named(server, "a") as client:
+        for name in ("a", "dies"):
+            offered = threads.submit(offer, server, name)
+            assert http.post("/sessions", headers={"x-session-id": name}).json()["id"] == name
+            assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        server._driver.close()
+        wait_until(lambda: sessions[0].alone_seconds() > 0, 5)
+        calling = threads.submit(client.chat.completions.create, model="m", messages=QUESTION)
+        resumed = SessionServer(port=int(server.url.rpartition(":")[2]), silent_seconds=0.5)
+        calls = threads.submit(offer, resumed, "second", seconds=2.0)
+        wait_until(lambda: "second" in sessions[0]._open, 5)
+        failure = offer(resumed, "third", seconds=5.0).json()
+        assert "has made no call for 0.5 s since, and has sent no reward" in failure["failed"]
+        assert offer(resumed, "third").json() == failure, "it is nobody else's task"
+        assert isinstance(calls.exception(5), httpx.ReadTimeout), "the node of its call does not answer"
+        resumed.close()
+        assert calling.exception(5) is not None
+
+
 @pytest.mark.parametrize(("before", "after"), [("runs/first", "runs/second"), ("", "")])
 def test_session_of_a_killed_driver_goes_on_in_its_run_only(
     http: httpx.Client, server: SessionServer, sessions: list[Sessions], before: str, after: str

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -156,6 +159,26 @@ def test_async_function_is_run_to_its_end():
     assert asyncio.run(cell()) == "NOW"
 
 
+@pytest.mark.slow
+def test_interrupt_of_a_cell_waits_for_no_async_tool():
+    ended = threading.Event()
+
+    async def lasting() -> None:
+        """Does not end."""
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        await asyncio.to_thread(ended.wait, 5)
+
+    async def cell() -> None:
+        FunctionTool(lasting)()
+
+    start, loop = time.monotonic(), asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    assert time.monotonic() - start < 4
+    ended.set()
+    loop.close()
+
+
 def test_error_of_a_function_goes_to_the_model_unless_it_ends():
     def fails(fatal: bool) -> None:
         """Fails."""
@@ -244,6 +267,8 @@ def test_environment_calls_a_function():
 MAIN = """
 from __future__ import annotations
 import sys
+import threading
+import time
 from typing import Annotated, Literal
 import cloudpickle
 

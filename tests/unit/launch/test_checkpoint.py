@@ -428,6 +428,31 @@ def test_checkpoint_without_its_manifest_is_refused_with_remedy(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
+    "edited",
+    [
+        lambda state: "",
+        lambda state: state[: len(state) // 2],
+        lambda state: state.replace('"num_groups": 0', '"num_groups": "0"'),
+        lambda state: state.replace(' "num_ready": 0,', ""),
+        lambda state: state.replace('  "step": 2,', ""),
+        lambda state: state.replace('  "step": 2,', '  "step": 20,'),
+    ],
+    ids=["empty", "cut", "another type", "a field missing", "one with a default missing", "a value"],
+)
+def test_manifest_that_is_not_what_was_written_is_named(tmp_path: Path, edited: Callable[[str], str]) -> None:
+    save_steps(CheckpointFolder(tmp_path, kept=2), 1, 2)
+    path = tmp_path / "checkpoints" / "step_000002" / "state.json"
+    before = path.read_text()
+    assert edited(before) != before
+    path.write_text(edited(before))
+    for read in (CheckpointFolder.progress, CheckpointFolder.stream):
+        with pytest.raises(
+            ConfigError, match=r"step_000002 cannot be read \(state\.json is .*: link .*latest"
+        ):
+            read(path.parent)
+
+
+@pytest.mark.parametrize(
     ("content", "fault"),
     [
         (b"weight", "has 6 bytes instead of 7"),
@@ -470,6 +495,7 @@ def test_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> Non
     checkpoint = CheckpointFolder(tmp_path, kept=2).begin_save(Progress(step=1), NOTHING, write_weights())()
     manifest = json.loads((checkpoint / "state.json").read_text())
     manifest["files"]["ready.pkl"] = manifest["files"].pop("ready.jsonl")
+    del manifest["sha256"]
     (checkpoint / "state.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=r"does not name ready.jsonl: another version of Troupe wrote it"):
         CheckpointFolder.progress(checkpoint)
@@ -479,7 +505,7 @@ def test_checkpoint_of_before_was_judged_by_a_reward_above_0(tmp_path: Path) -> 
     save_steps(CheckpointFolder(tmp_path, kept=2), 1, 2)
     new, old = CheckpointFolder(tmp_path, kept=2).all()
     state = json.loads((old / "state.json").read_text())
-    del state["progress"]["judged_by"]
+    del state["progress"]["judged_by"], state["sha256"]
     (old / "state.json").write_text(json.dumps(state))
     judge = "reward above 0"
     assert CheckpointFolder.progress(old).judged_by == {"rollout": judge, "eval": judge}

@@ -9,6 +9,9 @@ from contextlib import suppress
 import pytest
 
 from launch.health.interrupt import Interrupts
+from launch.settings.command import Command
+from launch.settings.tree import TrainConfig
+from launch.training.trainer import AgentTrainer
 
 
 def interrupt(number: int = signal.SIGINT) -> None:
@@ -122,3 +125,24 @@ def test_other_threads_may_train_too() -> None:
     thread.start()
     thread.join()
     assert not errors
+
+
+def test_command_is_interruptible_before_its_run_begins() -> None:
+    """Its workload may have started a process of its own, which Python's end closes, and a signal's not."""
+
+    def load_workload(_: TrainConfig) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        interrupt(signal.SIGTERM)
+
+    assert Command(name="train", summary="", work=load_workload, settings=()).run([]) == 130
+
+
+@pytest.mark.slow  # it imports Ray
+def test_training_is_interruptible_while_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*_: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        interrupt(signal.SIGTERM)
+
+    monkeypatch.setattr("launch.training.trainer.check_training", check)
+    with pytest.raises(KeyboardInterrupt):
+        AgentTrainer().train()

@@ -129,7 +129,7 @@ def test_text_says_what_every_part_is_doing() -> None:
         "rollout actor 4 on gpu1, 9 s ago",
         "and 2 more rollout actors, longer ago",
         "replica policy#a: version 3, 2 requests, 99 answered, polled 0.2 s ago",
-        "0 of 1024 trajectories wait for the loop",
+        "0 of 1024 trajectories wait there; the loop has the others",
         "head: 3 actors, driver 7",
     ):
         assert part in text

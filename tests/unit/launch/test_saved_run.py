@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from trained_run import save_whole
 
-from actors.ray_tools.background import end_background_work
+from environments.background import end_background_work
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError, LearnerLostError
 from environments.types import TerminationReason, Trajectory
 from launch.health.interrupt import Interrupts

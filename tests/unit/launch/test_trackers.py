@@ -17,7 +17,7 @@ from own_tracker import OwnTracker
 from shown_programs import LENGTHS
 from trained_run import save_whole
 
-from actors.ray_tools.background import end_background_work
+from environments.background import end_background_work
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
 from launch.health.restart_budget import RestartBudget

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -32,6 +34,11 @@ def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
     _threads.add(thread)
     thread.start()
     return future
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run it to its end in another thread: that of a notebook's cell has an event loop already."""
+    return in_background(partial(asyncio.run, coroutine), "coroutine").result()
 
 
 def end_background_work(seconds: float = 5.0) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from actors.ray_tools.background import end_background_work, in_background
+from environments.background import end_background_work, in_background
 
 
 def test_result_or_the_error_of_a_thread_goes_to_its_caller() -> None:
