@@ -47,8 +47,8 @@ SYNONYMS = {
     "server.http_port": "port",
     "server.nodes": "server.num_cpus",
 }
-"""Names, or their last parts, that other programs, or earlier states of this one, have for a setting. Those of
-rLLM v0.1 are in ``.docs/pages/migration.md`` too."""
+"""Names, or their last parts, that other programs, or earlier states of this one, have for a setting. Those
+of rLLM v0.1 are in ``.docs/pages/migration.md`` too."""
 ABSENT = {
     "Tasks, agent and rewards come from a file (dataset=tasks.jsonl held_out=test.jsonl agent=math "
     "reward=math), from a recipe (recipe=calculator) or from a module of your own "
