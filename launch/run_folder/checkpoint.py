@@ -233,21 +233,18 @@ class CheckpointFolder:
         higher or not a number, or if no checkpoint of that step is kept.
         """
         with self.lock:
-            return self._mark_best(checkpoint_step, metric, value)
-
-    def _mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
-        self._undo_half_a_save()
-        name, latest = _name(checkpoint_step), self.latest()
-        if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
-            return False  # a folder beyond the newest is what an interrupted run has left
-        if math.isnan(value):
-            return False
-        best = self._best()
-        is_best = best is None or best[0] == name or best[1] != metric or value > best[2]
-        if is_best:
-            self._write_pointer(BEST, f"{name} {metric} {value!r}")
-        self._drop_old()
-        return is_best
+            self._undo_half_a_save()
+            name, latest = _name(checkpoint_step), self.latest()
+            if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
+                return False  # a folder beyond the newest is what an interrupted run has left
+            if math.isnan(value):
+                return False
+            best = self._best()
+            is_best = best is None or best[0] == name or best[1] != metric or value > best[2]
+            if is_best:
+                self._write_pointer(BEST, f"{name} {metric} {value!r}")
+            self._drop_old()
+            return is_best
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint. Raises ``ConfigError`` if the file that names it is damaged."""
