@@ -39,8 +39,8 @@ from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, Manifest, check_digests
 from launch.run_folder.lock import writing_to
+from launch.run_folder.model_paths import token_texts
 from launch.run_folder.remote import RemoteCheckpoints
-from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
 from policies.model_files import HUGGINGFACE
 

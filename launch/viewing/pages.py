@@ -25,7 +25,7 @@ from environments.steps import share
 from environments.types import Completion, Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
-from launch.run_folder.token_texts import token_texts
+from launch.run_folder.model_paths import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     TRAIN,
