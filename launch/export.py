@@ -236,15 +236,8 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
         whole = {
             "kind": kind,
             "update": step,
-            "fate": each.outcome,
-            "group_id": each.group_id,
-            "rollout_id": trajectory.rollout_id,
+            **each.facts(),
             "task": json.dumps(plain_json(trajectory.task)),
-            "reward": trajectory.reward,
-            "success": trajectory.succeeded,
-            "judged_by": trajectory.judged_by,
-            "ended_by": str(trajectory.termination_reason),
-            "error": trajectory.error,
             "num_turns": len(trajectory.steps),
         }
         if not trajectory.steps:
