@@ -171,7 +171,8 @@ class CheckpointFolder:
             shutil.rmtree(half, ignore_errors=True)
         temporary.mkdir(parents=True)
         wait = save_learner(str(temporary))
-        _write_ready(temporary, stream.ready)
+        with (temporary / READY).open("wb") as file:
+            file.writelines(trajectory_line(each, {}) for each in stream.ready)
 
         def finish() -> Path:
             written = {} if wait is None else wait()
@@ -396,11 +397,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 # -- what a checkpoint holds ---------------------------------------------------------------------------
-
-
-def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
-    with (folder / READY).open("wb") as file:
-        file.writelines(trajectory_line(each, {}) for each in ready)
 
 
 def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:

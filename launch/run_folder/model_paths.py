@@ -45,7 +45,8 @@ def model_folder(path: str, setting: str = "model.path") -> str:
         if (folder / "config.json").is_file():
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
-    if policies := sorted(each.parent.parent for each in _several(given)):
+    checkpoint = CheckpointFolder(given, kept=1).latest() or given
+    if policies := sorted(each.parent.parent for each in checkpoint.glob(f"*/{HUGGINGFACE}/config.json")):
         raise ConfigError(
             f"{setting}={path!r} holds the policies {', '.join(each.name for each in policies)}: name one, "
             f"such as {setting}={policies[0]}."
@@ -84,12 +85,6 @@ def _candidates(given: Path, part: str) -> list[Path]:
     """Folders that a path may mean: itself, or a part of a checkpoint, or of the newest one of a run."""
     latest = CheckpointFolder(given, kept=1).latest()
     return [given, given / part, *([latest / part] if latest else [])]
-
-
-def _several(given: Path) -> list[Path]:
-    """Configurations of the policies that a checkpoint, or the newest one of a run, holds several of."""
-    checkpoint = CheckpointFolder(given, kept=1).latest() or given
-    return list(checkpoint.glob(f"*/{HUGGINGFACE}/config.json"))
 
 
 def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
