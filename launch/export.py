@@ -39,8 +39,8 @@ from launch.reporting.inspect_log import InspectLog
 from launch.reporting.model_card import HUB_NAME, model_card
 from launch.run_folder.checkpoint import STATE, CheckpointFolder, Manifest, check_digests
 from launch.run_folder.lock import writing_to
+from launch.run_folder.model_paths import token_texts
 from launch.run_folder.remote import RemoteCheckpoints
-from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
 from policies.model_files import HUGGINGFACE
 
@@ -236,15 +236,8 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
         whole = {
             "kind": kind,
             "update": step,
-            "fate": each.outcome,
-            "group_id": each.group_id,
-            "rollout_id": trajectory.rollout_id,
+            **each.facts(),
             "task": json.dumps(plain_json(trajectory.task)),
-            "reward": trajectory.reward,
-            "success": trajectory.succeeded,
-            "judged_by": trajectory.judged_by,
-            "ended_by": str(trajectory.termination_reason),
-            "error": trajectory.error,
             "num_turns": len(trajectory.steps),
         }
         if not trajectory.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.settings.tree import TrainConfig
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish

@@ -33,7 +33,7 @@ def test_files_that_a_folder_names_exist(readme: Path) -> None:
         (r"\bDefinition\(\n", ["policies/learning/algorithms.py"]),  # an algorithm is added
         (
             r"\(WeightTransport\)",
-            [f"actors/weights/{name}.py" for name in ("deltas", "files", "nccl", "object_store")],
+            [f"actors/weights/{name}.py" for name in ("deltas", "files", "nccl", "transport")],
         ),
         (r"\(Engine\)", ["policies/engines/vllm.py"]),
         (

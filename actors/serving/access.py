@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from actors.serving.errors import error_body, reject
+from actors.serving.errors import error_form, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS, HttpMiddleware
 from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts, unknown_key
@@ -248,9 +248,7 @@ class AccessControl(HttpMiddleware):
             raise
         finally:
             seconds = time.monotonic() - answer.start
-            access.metrics.end(scope, answer.status, name, seconds)
-            if answer.first_seconds is not None:
-                access.metrics.first_event(scope, answer.first_seconds)
+            access.metrics.end(scope, answer.status, name, seconds, answer.first_seconds)
             if name is not None:
                 logger.info("key %s: %s: %s, %.1f s", name or NO_KEY, _title(scope), answer.status, seconds)
 
@@ -344,5 +342,5 @@ class _Answer:
         if self.status is None:
             await reject(error, scope, receive, self.send)
             return
-        body = event(error_body(error, scope["path"])).encode() if self.is_stream else b""
+        body = event(error_form(error, scope["path"])[1]).encode() if self.is_stream else b""
         await self.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -16,16 +16,11 @@ FORMS = {MESSAGES_PATH: anthropic_error, "/v1/responses": responses_error}
 """Forms of errors by path; OpenAI's everywhere else."""
 
 
-def error_body(error: Exception, path: str) -> dict[str, Any]:
-    """The JSON body that a client of ``path`` expects of a failure."""
-    return _error(error, path)[1]
-
-
 def error_response(error: Exception, path: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The whole response to a request that has failed."""
     seconds = request_error(error).retry_after
     retry = {} if seconds is None else {"retry-after": str(seconds)}
-    status, body = _error(error, path)
+    status, body = error_form(error, path)
     return JSONResponse(body, status_code=status, headers=retry | (headers or {}))
 
 
@@ -34,6 +29,7 @@ async def reject(error: RequestError, scope: Scope, receive: Receive, send: Send
     await error_response(error, scope.get("path", ""), {"connection": "close"})(scope, receive, send)
 
 
-def _error(error: Exception, path: str) -> tuple[int, dict[str, Any]]:
+def error_form(error: Exception, path: str) -> tuple[int, dict[str, Any]]:
+    """Status of a failure, and the JSON body that a client of ``path`` expects of it."""
     form = next((form for start, form in FORMS.items() if f"{path}/".startswith(f"{start}/")), openai_error)
     return form(error)

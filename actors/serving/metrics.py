@@ -41,15 +41,20 @@ class Metrics:
         """Count an open request."""
         self._open.inc()
 
-    def first_event(self, scope: Scope, seconds: float) -> None:
-        """Take in that the first event of a stream has left."""
-        self._first_seconds.labels(_route(scope)).observe(seconds)
+    def end(
+        self, scope: Scope, status: int | None, key: str | None, seconds: float, first_seconds: float | None
+    ) -> None:
+        """Take in a request that has ended.
 
-    def end(self, scope: Scope, status: int | None, key: str | None, seconds: float) -> None:
-        """Take in a request that has ended; ``status`` is ``None`` if its client has gone before."""
+        Args:
+            status: ``None`` if its client has gone before.
+            first_seconds: time of a stream's first event.
+        """
         self._open.dec()
         self._requests.labels(_route(scope), str(status or 499), key or NO_KEY).inc()
         self._seconds.labels(_route(scope)).observe(seconds)
+        if first_seconds is not None:
+            self._first_seconds.labels(_route(scope)).observe(first_seconds)
 
     def charge(self, model: str, key: str | None, spend: Callable[[int], None]) -> Callable[[int], None]:
         """``spend``, which counts the tokens of a request, and counts them here too.

@@ -11,8 +11,7 @@ from ray.exceptions import ObjectLostError
 
 from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
-from actors.weights.object_store import ObjectStoreTransport
-from actors.weights.transport import VersionLostError, WeightTarget, WeightTransport
+from actors.weights.transport import ObjectStoreTransport, VersionLostError, WeightTarget, WeightTransport
 from actors.weights.turns import EngineTurns
 from environments.errors import TroupeError
 

@@ -1,4 +1,5 @@
-"""Transport of weights from the learner's ranks to the engines: the protocol, and the choice by settings."""
+"""Transport of weights from the learner's ranks to the engines: the protocol, its default, and the choice by
+settings."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TRANSPORTS = {
     "deltas": "actors.weights.deltas:DeltaTransport",
     "files": "actors.weights.files:FileTransport",
     "nccl": "actors.weights.nccl:NcclTransport",
-    "object_store": "actors.weights.object_store:ObjectStoreTransport",
+    "object_store": "actors.weights.transport:ObjectStoreTransport",
 }
 
 
@@ -112,6 +113,19 @@ class WeightTransport(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Delete what is left. Called in the driver when the run ends."""
+
+
+class ObjectStoreTransport(WeightTransport):
+    """Carries weights through Ray's object store: each bucket of a rank's shards is a piece."""
+
+    def __init__(self, folder: str = "") -> None:
+        pass
+
+    def publish(self, version: int, buckets: Iterable[WeightBucket], rank: int) -> Iterable[WeightBucket]:
+        return buckets
+
+    async def fetch(self, version: int, pieces: Sequence[WeightBucket], engine: WeightTarget) -> None:
+        await engine.load_weights(version, pieces)
 
 
 def transport_class(settings: Mapping[str, Any]) -> type[WeightTransport]:

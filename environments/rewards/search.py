@@ -9,9 +9,8 @@ from collections import Counter
 from typing import Any
 
 from environments.rewards.base import RewardOutput, lacking
-from environments.rewards.boxed import last_boxed
 from environments.rewards.math import expected_texts
-from environments.thoughts import split_thought
+from environments.thoughts import last_boxed, split_thought
 
 MIN_F1 = 0.3
 """Least share of the expected answer's words that earns anything: less is chance."""

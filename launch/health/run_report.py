@@ -206,7 +206,10 @@ def as_data(state: RunReport) -> dict[str, Any]:
         "verdict": verdict(state),
         "processes": [asdict(each) for each in state.processes],
         "fleet": None if fleet is None else asdict(fleet.status) | {"env_class": fleet.env_class},
-        "failures": [] if fleet is None else [_failure_data(each, state) for each in fleet.failures],
+        "failures": [
+            asdict(each) | {"node": state.hosts.get(each.node, each.node)}
+            for each in (fleet.failures if fleet is not None else ())
+        ],
         "rollouts": [] if fleet is None else [_rollout_data(each, state) for each in fleet.in_play],
         "num_waiting_requests": sampling.num_waiting if sampling is not None else None,
         "replicas": {name: asdict(each) for name, each in replicas.items()},
@@ -226,10 +229,6 @@ def _rollout_data(rollout: RolloutInPlay, state: RunReport) -> dict[str, Any]:
         "waits_for": "the environment or the agent" if waited is None else "a completion",
         "waiting_seconds": rollout.seconds_since_turn if waited is None else waited,
     }
-
-
-def _failure_data(failure: ActorFailure, state: RunReport) -> dict[str, Any]:
-    return asdict(failure) | {"node": state.hosts.get(failure.node, failure.node)}
 
 
 def _progress(heartbeat: RunHeartbeat) -> str:

@@ -176,7 +176,8 @@ class CheckpointFolder:
             shutil.rmtree(half, ignore_errors=True)
         temporary.mkdir(parents=True)
         wait = save_learner(str(temporary))
-        _write_ready(temporary, stream.ready)
+        with (temporary / READY).open("wb") as file:
+            file.writelines(trajectory_line(each, {}) for each in stream.ready)
 
         def finish() -> Path:
             written = {} if wait is None else wait()
@@ -238,21 +239,18 @@ class CheckpointFolder:
         higher or not a number, or if no checkpoint of that step is kept.
         """
         with self.lock:
-            return self._mark_best(checkpoint_step, metric, value)
-
-    def _mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
-        self._undo_half_a_save()
-        name, latest = _name(checkpoint_step), self.latest()
-        if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
-            return False  # a folder beyond the newest is what an interrupted run has left
-        if math.isnan(value):
-            return False
-        best = self._best()
-        is_best = best is None or best[0] == name or best[1] != metric or value > best[2]
-        if is_best:
-            self._write_pointer(BEST, f"{name} {metric} {value!r}")
-        self._drop_old()
-        return is_best
+            self._undo_half_a_save()
+            name, latest = _name(checkpoint_step), self.latest()
+            if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
+                return False  # a folder beyond the newest is what an interrupted run has left
+            if math.isnan(value):
+                return False
+            best = self._best()
+            is_best = best is None or best[0] == name or best[1] != metric or value > best[2]
+            if is_best:
+                self._write_pointer(BEST, f"{name} {metric} {value!r}")
+            self._drop_old()
+            return is_best
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint. Raises ``ConfigError`` if the file that names it is damaged."""
@@ -404,11 +402,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 # -- what a checkpoint holds ---------------------------------------------------------------------------
-
-
-def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
-    with (folder / READY).open("wb") as file:
-        file.writelines(trajectory_line(each, {}) for each in ready)
 
 
 def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:

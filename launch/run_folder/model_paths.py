@@ -1,8 +1,9 @@
-"""Models and adapters by path: a folder, a checkpoint, a run, or a name on the hub."""
+"""Models, adapters and tokenizers by path: a folder, a checkpoint, a run, or a name on the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def model_folder(path: str, setting: str = "model.path") -> str:
         if (folder / "config.json").is_file():
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
-    if policies := sorted(each.parent.parent for each in _several(given)):
+    checkpoint = CheckpointFolder(given, kept=1).latest() or given
+    if policies := sorted(each.parent.parent for each in checkpoint.glob(f"*/{HUGGINGFACE}/config.json")):
         raise ConfigError(
             f"{setting}={path!r} holds the policies {', '.join(each.name for each in policies)}: name one, "
             f"such as {setting}={policies[0]}."
@@ -83,12 +85,6 @@ def _candidates(given: Path, part: str) -> list[Path]:
     """Folders that a path may mean: itself, or a part of a checkpoint, or of the newest one of a run."""
     latest = CheckpointFolder(given, kept=1).latest()
     return [given, given / part, *([latest / part] if latest else [])]
-
-
-def _several(given: Path) -> list[Path]:
-    """Configurations of the policies that a checkpoint, or the newest one of a run, holds several of."""
-    checkpoint = CheckpointFolder(given, kept=1).latest() or given
-    return list(checkpoint.glob(f"*/{HUGGINGFACE}/config.json"))
 
 
 def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
@@ -143,3 +139,27 @@ def _is_local_path(path: str) -> bool:
     """Return whether ``path`` is no hub name (``name``, ``owner/name``), or in a folder that exists."""
     first, *rest = path.split("/")
     return len(rest) > 1 or first in ("", ".", "..", "~", str(RUNS)) or Path(first).is_dir()
+
+
+def token_texts(directory: Path) -> Callable[[int], str]:
+    """The text of a token by its id, by the run's own tokenizer; the number where there is none.
+
+    Raises:
+        ConfigError: the file that names the newest checkpoint is damaged.
+    """
+    latest = CheckpointFolder(directory, kept=1).latest()
+    # Of several policies each has a folder in the checkpoint, with the same tokenizer.
+    kept = [latest / HUGGINGFACE, *latest.glob(f"*/{HUGGINGFACE}")] if latest else []
+    for folder in (directory / "model", *kept):
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            return _token_texts(path)
+    return str
+
+
+@lru_cache(maxsize=4)
+def _token_texts(path: Path) -> Callable[[int], str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False))

@@ -38,6 +38,20 @@ class KeptTrajectory:
     def group_id(self) -> str:
         return self.trajectory.rollout_id.rpartition("/")[0]
 
+    def facts(self) -> Json:
+        """Facts about the whole of it, by the names of the columns of ``launch.export``."""
+        trajectory = self.trajectory
+        return {
+            "fate": self.outcome,
+            "group_id": self.group_id,
+            "rollout_id": trajectory.rollout_id,
+            "reward": trajectory.reward,
+            "success": trajectory.succeeded,
+            "judged_by": trajectory.judged_by,
+            "ended_by": str(trajectory.termination_reason),
+            "error": trajectory.error,
+        }
+
 
 @dataclass
 class TrajectoryLog:

@@ -90,24 +90,20 @@ class Command:
         named = named_settings(arguments)
         config = compose(arguments)  # before the next check: what does not exist has no command
         for setting in named:
-            self._check_acts_on(setting)
+            if not self.acts_on(setting):
+                others = f"It is for training, which is {command_name('train')}."
+                remedy = next(
+                    (each for name, each in self.left_out.items() if _is_within(setting, [name])), others
+                )
+                raise ConfigError(
+                    f"{setting} has no effect on launch.{self.name}: leave it out. {remedy} "
+                    f"`{command_name(self.name)} --help` lists its settings."
+                )
         return config
 
     def acts_on(self, setting: str) -> bool:
         """Return whether ``setting`` has an effect on this command."""
         return _is_within(setting, self.settings) and not _is_within(setting, self.left_out)
-
-    def _check_acts_on(self, setting: str) -> None:
-        if self.acts_on(setting):
-            return
-        remedy = next(
-            (self.left_out[name] for name in self.left_out if _is_within(setting, [name])),
-            f"It is for training, which is {command_name('train')}.",
-        )
-        raise ConfigError(
-            f"{setting} has no effect on launch.{self.name}: leave it out. {remedy} "
-            f"`{command_name(self.name)} --help` lists its settings."
-        )
 
 
 def _is_within(setting: str, names: Collection[str]) -> bool:

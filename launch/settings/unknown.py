@@ -4,38 +4,9 @@ from __future__ import annotations
 
 import difflib
 
-REFERENCE_SETTINGS = {
-    "actor_rollout_ref.actor.clip_ratio_high": "algorithm.clip_high",
-    "actor_rollout_ref.actor.clip_ratio_low": "algorithm.clip_low",
-    "actor_rollout_ref.actor.entropy_coeff": "algorithm.entropy_coef",
-    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl.coef",
-    "actor_rollout_ref.actor.loss_agg_mode": "algorithm.loss_aggregation",
-    "actor_rollout_ref.actor.optim.lr": "learner.optimizer.lr",
-    "actor_rollout_ref.actor.ppo_epochs": "learner.num_epochs",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "learner.micro_batch_tokens",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "learner.mini_batch_size",
-    "actor_rollout_ref.model.path": "model.path",
-    "actor_rollout_ref.rollout.n": "rollout.group_size",
-    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
-    "agent.max_steps": "rollout.max_steps",
-    "agent.overlong_filter": "selection.masked_reasons",
-    "agent.trajectory_timeout": "rollout.timeout_seconds",
-    "algorithm.adv_estimator": "algorithm.name",
-    "data.max_prompt_length": "rollout.max_prompt_tokens",
-    "data.max_response_length": "rollout.max_response_tokens",
-    "data.train_batch_size": "rollout.groups_per_step",
-    "trainer.default_local_dir": "run.directory",
-    "trainer.n_gpus_per_node": "learner.num_workers",
-    "trainer.resume_mode": "run.resume",
-    "trainer.save_freq": "run.checkpoints.every",
-    "trainer.test_freq": "evaluation.every",
-    "trainer.total_epochs": "run.num_steps",
-}
-"""Settings of rLLM v0.1 and what stands for them here (``.docs/pages/migration.md``); units may differ."""
-
-
 SYNONYMS = {
-    "algorithm.clip_high": "clip_ratio cliprange clip_range clip_eps epsilon eps_clip",
+    "algorithm.clip_high": "clip_ratio clip_ratio_high cliprange clip_range clip_eps epsilon eps_clip",
+    "algorithm.clip_low": "clip_ratio_low",
     "algorithm.correction.mask_outside": "mask_below mask_above",
     "algorithm.entropy_coef": "entropy_coeff entropy entropy_bonus ent_coef",
     "algorithm.kl.coef": "beta kl_coef kl_beta kl_loss_coef kl_penalty init_kl_coef kl_coeff",
@@ -48,9 +19,10 @@ SYNONYMS = {
     "learner.dtype": "bf16 fp16 precision mixed_precision torch_dtype",
     "learner.lora.rank": "lora_rank lora_r",
     "learner.micro_batch_tokens": "micro_batch_size gradient_accumulation_steps "
-    "per_device_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
+    "per_device_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
     "learner.mini_batch_size": "ppo_mini_batch_size minibatch_size",
     "learner.num_epochs": "ppo_epochs epochs num_train_epochs num_iterations",
+    "learner.num_workers": "trainer.n_gpus_per_node",
     "learner.optimizer.lr": "lr learning_rate actor_lr",
     "learner.optimizer.min_lr_ratio": "schedule lr_schedule lr_scheduler lr_scheduler_type",
     "learner.verl": "lora_alpha alpha target_modules betas",
@@ -59,7 +31,8 @@ SYNONYMS = {
     "rollout.groups_per_step": "batch_size train_batch_size rollout_batch_size",
     "rollout.max_prompt_tokens": "max_prompt_length",
     "rollout.max_response_tokens": "max_response_length max_completion_length max_new_tokens max_tokens",
-    "rollout.max_steps": "max_turns max_episode_steps",
+    "rollout.max_steps": "max_turns max_episode_steps agent.max_steps",
+    "rollout.timeout_seconds": "trajectory_timeout",
     "run.checkpoints": "save_steps save_freq save_every save_interval save_total_limit checkpoint_to "
     "checkpoint_every checkpoints_kept",
     "run.directory": "output_dir out_dir default_local_dir checkpoint_dir save_dir",
@@ -74,7 +47,8 @@ SYNONYMS = {
     "server.http_port": "port",
     "server.nodes": "server.num_cpus",
 }
-"""Names, or their last parts, that other programs, or earlier states of this one, have for a setting."""
+"""Names, or their last parts, that other programs, or earlier states of this one, have for a setting. Those
+of rLLM v0.1 are in ``.docs/pages/migration.md`` too."""
 ABSENT = {
     "Tasks, agent and rewards come from a file (dataset=tasks.jsonl held_out=test.jsonl agent=math "
     "reward=math), from a recipe (recipe=calculator) or from a module of your own "
@@ -104,8 +78,6 @@ ABSENT = {
 
 def unknown(kind: str, name: str, known: list[str]) -> str:
     """The sentence about ``name``, which is not among the ``known`` names of its ``kind``."""
-    if name in REFERENCE_SETTINGS:
-        return f"There is no {kind} {name!r}: rLLM v0.1's is {REFERENCE_SETTINGS[name]!r} here."
     return f"There is no {kind} {name!r}. {_hint(name, known)}"
 
 

@@ -1,4 +1,7 @@
-"""Activity of a training loop, and when anything last moved. ``launch.status`` and the watchdog read it."""
+"""Activity of a training loop, when anything last moved, and the wall time of each part of a step.
+
+``launch.status`` and the watchdog read it.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +64,29 @@ class Activity:
             self._ended[name] = time.monotonic()
         finally:
             self.begin(before)
+
+
+class Clock:
+    """Measures seconds by name, from its making on.
+
+    Args:
+        activity: is entered for what is being measured.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+        self._start = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return time.monotonic() - self._start
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to those of ``name``."""
+        start = time.monotonic()
+        with self._activity.during(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start

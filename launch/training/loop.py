@@ -47,8 +47,7 @@ from launch.cluster.serve_address import check_answers, client_url
 from launch.health.death import describe_death
 from launch.health.restart_budget import RestartBudget
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.components import Components
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState

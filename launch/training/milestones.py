@@ -13,7 +13,7 @@ from launch.reporting.metrics import evaluation_metrics, has_failed, held_out_al
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import StreamState
 from launch.settings.tree import TrainConfig
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.evaluator import Evaluation, Evaluator
 from launch.training.rollouts import Rollouts
 from launch.training.run_state import RunState

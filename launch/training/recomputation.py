@@ -12,8 +12,7 @@ from actors.learning.learners import Learners
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress
 from launch.settings.tree import TrainConfig, algorithm_of
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.components import UpdateParts
 from launch.training.engine_comparison import EngineComparison
 from launch.training.past_run import PastRun, stage_of_next_update

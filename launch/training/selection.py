@@ -10,8 +10,7 @@ from environments.types import TrajectoryGroup
 from launch.reporting.metrics import has_failed
 from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
-from launch.training.group_order import oldest_version
-from launch.training.rollouts import Rollouts
+from launch.training.rollouts import Rollouts, oldest_version
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import has_signal, is_judged
 

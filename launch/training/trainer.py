@@ -19,7 +19,7 @@ from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget, lost_updates
-from launch.reporting.goal import Goal
+from launch.reporting.tracker import Goal
 from launch.reporting.trackers.chosen import chosen_trackers
 from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.lock import RunLock, run_directory

@@ -99,7 +99,7 @@ function drawGroups() {
       const share = high > low ? (each.reward - low) / (high - low) : 0.5;
       const used = ["trained", "evaluated"].includes(each.fate);
       const failed = Boolean(each.error);
-      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${each.success ? " ✓" : ""}${used ? "" : " ✕"}`, title: `${each.success ? "success" : "no success"} by ${each.judged_by}, ${each.fate}, ${each.ending}, ${each.turns} turns${each.fork}, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
+      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${each.success ? " ✓" : ""}${used ? "" : " ✕"}`, title: `${each.success ? "success" : "no success"} by ${each.judged_by}, ${each.fate}, ${each.ended_by}, ${each.turns} turns${each.fork}, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
       cell.addEventListener("click", () => go({ page: "trajectory", row: each.row }));
       return cell;
     }).concat([element("span", { className: "role", textContent: [...new Set(group.members.map((each) => each.fate))].join(", ") })])),
@@ -150,9 +150,9 @@ function conversation(each) {
       element("div", {}, [...said, ...tokens(turn)]),
     ]);
   });
-  const facts = [["task", JSON.stringify(each.task)], ["reward", shown(each.reward)], ["success", `${each.success ? "yes" : "no"}, by ${each.judged_by}`], ["ending", each.ending], ["fate", each.fate], ...Object.entries(each.metrics).map(([name, value]) => [name, shown(value)])];
+  const facts = [["task", JSON.stringify(each.task)], ["reward", shown(each.reward)], ["success", `${each.success ? "yes" : "no"}, by ${each.judged_by}`], ["ending", each.ended_by], ["fate", each.fate], ...Object.entries(each.metrics).map(([name, value]) => [name, shown(value)])];
   const table = element("table", {}, [element("tbody", {}, facts.map(([name, value]) => element("tr", {}, [element("td", { className: "role", textContent: name }), element("td", { textContent: value })])))]);
-  return element("article", {}, [element("h2", { textContent: each.id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
+  return element("article", {}, [element("h2", { textContent: each.rollout_id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
 }
 
 // Asked for when it is opened: all files of the run are looked through.
@@ -179,7 +179,7 @@ async function drawTrajectory() {
   const path = (row) => `runs/${state.run}/${state.kind}/${state.step}/${row}`;
   const group = state.groups.find((each) => each.members.some((member) => member.row === state.row)) || state.groups[0];
   const cells = group.members.map((each) => {
-    const cell = element("button", { className: "cell", textContent: shown(each.reward), "aria-pressed": String(each.row === state.row), title: `${each.fate}, ${each.ending}. With Shift: side by side` });
+    const cell = element("button", { className: "cell", textContent: shown(each.reward), "aria-pressed": String(each.row === state.row), title: `${each.fate}, ${each.ended_by}. With Shift: side by side` });
     cell.addEventListener("click", (event) => (event.shiftKey ? go({ beside: each.row }) : go({ row: each.row, beside: null })));
     return cell;
   });

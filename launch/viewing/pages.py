@@ -25,7 +25,7 @@ from environments.steps import share
 from environments.types import Completion, Trajectory
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
-from launch.run_folder.token_texts import token_texts
+from launch.run_folder.model_paths import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     TRAIN,
@@ -199,12 +199,8 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
         group = groups.setdefault(each.group_id, {"id": each.group_id, "task": task, "members": []})
         group["members"].append(
             {
+                **each.facts(),
                 "row": row,
-                "reward": trajectory.reward,
-                "success": trajectory.succeeded,
-                "judged_by": trajectory.judged_by,
-                "fate": each.outcome,
-                "ending": str(trajectory.termination_reason),
                 "turns": len(trajectory.steps),
                 "fork": _fork(trajectory),
                 "tokens": trajectory.num_sampled_tokens,
@@ -241,14 +237,8 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
             }
         )
     return {
-        "id": trajectory.rollout_id,
+        **kept.facts(),
         "task": trajectory.task,
-        "fate": kept.outcome,
-        "reward": trajectory.reward,
-        "success": trajectory.succeeded,
-        "judged_by": trajectory.judged_by,
-        "ending": str(trajectory.termination_reason),
-        "error": trajectory.error,
         "metrics": trajectory.metrics,
         "turns": turns,
     }

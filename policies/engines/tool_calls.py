@@ -21,8 +21,7 @@ from environments.thoughts import SplitThought, split_thought
 from environments.tools import ToolCall
 from environments.tools.base import openai_schema
 from policies.agents.parsers import ToolParser, get_tool_parser
-from policies.agents.parsers.base import Json, checked, invalid, valid
-from policies.agents.parsers.served import VLLM
+from policies.agents.parsers.base import VLLM, Json, checked, invalid, valid
 from policies.engines.vllm_settings import CPU_ENVIRONMENT
 from policies.sampler import TokenOutput, TokenRequest
 

@@ -67,7 +67,7 @@ class Reply:
         return {
             **self._head,
             "object": self.whole_object,
-            "choices": [self._choice(piece) for piece in pieces],
+            "choices": [self._choice(piece, "message") for piece in pieces],
             "policy_version": _oldest_version(pieces),
             "usage": _usage(pieces, num_prompt_tokens),
         }
@@ -80,7 +80,7 @@ class Reply:
         """No chunk if the text of the piece is held back and the client has not asked for tokens."""
         returns_tokens = self._returns_token_ids or self._returns_logprobs
         if piece.text or piece.output.finish_reason or returns_tokens:
-            yield self._chunk(piece.output.policy_version, [self._delta(piece)])
+            yield self._chunk(piece.output.policy_version, [self._choice(piece, "delta")])
 
     def _chunk(self, policy_version: int, choices: list[Json]) -> Json:
         return {
@@ -90,10 +90,8 @@ class Reply:
             "policy_version": policy_version,
         }
 
-    def _choice(self, piece: Piece) -> Json:
-        raise NotImplementedError
-
-    def _delta(self, piece: Piece) -> Json:
+    def _choice(self, piece: Piece, field: str) -> Json:
+        """The choice; a chat has its content in ``field``, "message" or "delta"."""
         raise NotImplementedError
 
     def _logprobs(self, tokens: list[str], output: TokenOutput) -> Json:
@@ -125,7 +123,7 @@ class TextReply(Reply):
         super().__init__(body, token_text)
         self._echoes, self._only_prompt = bool(body.echo), body.max_tokens == 0
 
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, piece: Piece, field: str) -> Json:
         if self._only_prompt:
             nothing = replace(piece.output, token_ids=(), logprobs=(), token_versions=(), top_logprobs=())
             piece = replace(piece, text="", output=replace(nothing, finish_reason="length"))
@@ -137,8 +135,6 @@ class TextReply(Reply):
         if self._returns_token_ids and piece.is_first:
             choice["prompt_token_ids"] = list(piece.request.prompt_ids)
         return choice
-
-    _delta = _choice
 
     def _logprobs(self, tokens: list[str], output: TokenOutput) -> Json:
         top = [self._texts(each) for each in output.top_logprobs] or None
@@ -202,13 +198,10 @@ class ChatReply(Reply):
     def _prompt(self, piece: Piece) -> Json:
         return {"prompt_token_ids": list(piece.request.prompt_ids)} if self._returns_token_ids else {}
 
-    def _choice(self, piece: Piece) -> Json:
-        message, changes = self._message(piece)
-        return {**self._common(piece), **changes, "message": {"role": "assistant", **message}}
-
-    def _delta(self, piece: Piece) -> Json:
-        delta, changes = self._message(piece)
-        return {**self._common(piece), **changes, "delta": delta}
+    def _choice(self, piece: Piece, field: str) -> Json:
+        content, changes = self._message(piece)
+        role = {"role": "assistant"} if field == "message" else {}
+        return {**self._common(piece), **changes, field: role | content}
 
     def _message(self, piece: Piece) -> tuple[Json, Json]:
         """The message without its role, and what tool calls change in the choice."""

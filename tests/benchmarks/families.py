@@ -53,7 +53,7 @@ from safetensors.torch import load_file, save_file
 from transformers_reference import token_logprobs
 from whole_batches import WholeBatches
 
-from actors.weights.object_store import ObjectStoreTransport
+from actors.weights.transport import ObjectStoreTransport
 from environments.types import Message
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.vllm import VLLMEngine

@@ -43,8 +43,7 @@ from environments.disk import replaced
 from environments.named_module import load_class
 from environments.types import Completion, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig, algorithm_of
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.components import UpdateParts
 from launch.training.engine_comparison import EngineComparison
 from launch.training.selection import Selection, place

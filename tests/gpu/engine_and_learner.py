@@ -94,7 +94,7 @@ def samples_of(model: str, weights: Path | None, device: str, dtype: str) -> Sam
 async def _samples_of(model: str, weights: Path | None, config: EngineConfig) -> Samples:
     from safetensors.torch import load_file
 
-    from actors.weights.object_store import ObjectStoreTransport
+    from actors.weights.transport import ObjectStoreTransport
     from policies.chat import ChatRenderer, load_tokenizer
     from policies.engines.vllm import VLLMEngine
     from policies.engines.weights import pack

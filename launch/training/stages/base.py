@@ -13,7 +13,7 @@ from launch.workload import Workload
 from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 if TYPE_CHECKING:
-    from launch.training.clock import Clock
+    from launch.training.activity import Clock
     from launch.training.components import Components
     from launch.training.run_state import RunState
 

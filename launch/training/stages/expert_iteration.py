@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from actors.learning.learners import Learners
 from environments.types import Trajectory
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import UpdateParts
 from launch.training.mini_batches import make_batches
 from launch.training.selection import Selection

@@ -17,7 +17,7 @@ import numpy as np
 from actors.learning.learners import Learners
 from environments.columns import stored
 from launch.run_folder.trajectory_log import TrajectoryLog
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import Components, UpdateParts
 from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups

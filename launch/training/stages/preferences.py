@@ -10,7 +10,7 @@ from environments.data.dataset_files import read_rows, write_rows
 from environments.errors import ConfigError
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.settings.tree import TrainConfig
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
 from launch.training.stages.base import SupervisedStage, evaluated_steps, pass_over, passed_over, publish

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from actors.learning.learners import Learners, merged_metrics
 from environments.types import TrajectoryGroup
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import Components, UpdateParts
 from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.selection import Selection

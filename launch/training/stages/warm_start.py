@@ -14,7 +14,7 @@ from environments.errors import ConfigError, DatasetError
 from environments.types import Message
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.settings.tree import TrainConfig
-from launch.training.clock import Clock
+from launch.training.activity import Clock
 from launch.training.components import Components
 from launch.training.run_state import RunState
 from launch.training.stages.base import SupervisedStage, evaluated_steps, passed_over, publish

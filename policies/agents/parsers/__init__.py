@@ -9,11 +9,10 @@ import re
 from environments.bounds import check_choice
 from environments.errors import ConfigError
 from environments.named_module import load_class
-from policies.agents.parsers.base import ToolParser
+from policies.agents.parsers.base import VLLM, ServedParser, ToolParser
 from policies.agents.parsers.deepseek import DeepSeekParser
 from policies.agents.parsers.hermes import HermesBriefParser, HermesParser, Qwen3CoderParser
 from policies.agents.parsers.plain_json import Llama3JsonParser, MistralParser
-from policies.agents.parsers.served import VLLM, ServedParser
 
 __all__ = ["PARSERS", "TEXT_PARSERS", "ToolParser", "get_tool_parser", "parser_name_of"]
 

@@ -1,4 +1,4 @@
-"""The contract of tool parsers, and how the JSON of calls is read."""
+"""The contract of tool parsers, that of a server, and how the JSON of calls is read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from environments.tools import ToolCall
 from environments.tools.base import INVALID_TOOL_CALL, MODEL_JSON, encodable
 
 Json = dict[str, Any]
+VLLM = "vllm:"
+"""Begins the name of a parser of vLLM, such as ``vllm:hermes``."""
 _SPACE = re.compile(r"\s*")
 NAME = (
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
@@ -200,3 +202,28 @@ def checked(name: str, arguments: Any) -> ToolCall:
         return ToolCall.from_openai({"function": {"name": name, "arguments": arguments}})
     except ValueError as error:
         return invalid(f"{str(error)[:1].upper()}{str(error)[1:]}")
+
+
+class ServedParser(ToolParser):
+    """Finds no calls in a text: the request holds the tools, and a server reads.
+
+    Args:
+        served_name: name of the parser of vLLM by which the policy server reads; ``None`` for an outside
+            server, whose own one takes the calls out of the text.
+    """
+
+    separator = ""
+    tools_in = "template"
+    reads_text = False
+
+    def __init__(self, served_name: str | None = None) -> None:
+        self.served_name = served_name
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return []
+
+    def get_tool_prompt(self, schemas: list[Json]) -> str:
+        raise ConfigError(
+            f"parser_name={self.served_name or 'openai'!r} has no text that explains tools: leave tools_in "
+            "out, or choose a parser of Troupe's own for your model, such as 'qwen'."
+        )

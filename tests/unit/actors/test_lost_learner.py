@@ -72,7 +72,7 @@ def test_later_copies_of_weights_take_the_memory_of_the_first(verl_on_cpu: None)
     import torch
 
     from actors.learning.publishing_learner import PublishingLearner
-    from actors.weights.object_store import ObjectStoreTransport
+    from actors.weights.transport import ObjectStoreTransport
     from policies.engines.weights import WholeTensors
 
     class Learner(PublishingLearner):

@@ -31,8 +31,7 @@ from actors.serving.policy_server import PolicyServer
 from actors.serving.recorded_chat import AnswerPlace
 from actors.serving.stored_responses import StoredResponses
 from actors.settings import AgentsConfig, RecordingConfig, ServedModel, ServerConfig
-from actors.weights.object_store import ObjectStoreTransport
-from actors.weights.transport import WeightTransport
+from actors.weights.transport import ObjectStoreTransport, WeightTransport
 from environments.types import Step, StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import RequestContext
 from policies.chat import ChatRenderer, load_tokenizer

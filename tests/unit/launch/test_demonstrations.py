@@ -21,8 +21,7 @@ from launch.run_folder.jsonl_log import read_records
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, WarmStartConfig
 from launch.train import main
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.run_state import RunState
 from launch.training.stages.base import parts_needed
 from launch.training.stages.chosen import chosen_stages

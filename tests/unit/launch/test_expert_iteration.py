@@ -11,8 +11,7 @@ from launch.health.interrupt import Interrupts
 from launch.run_folder.trajectory_log import TRAIN, read_kept
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.engine_comparison import EngineComparison
 from launch.training.run_state import RunState
 from launch.training.stages.expert_iteration import ExpertIteration

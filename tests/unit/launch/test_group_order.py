@@ -17,9 +17,8 @@ from simulated_rollouts import SimulatedPlan, SimulatedRun, SimulatedStream, log
 from environments.types import TrajectoryGroup
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RolloutConfig
-from launch.training.group_order import CompletionOrder, RequestedGroup, oldest_version
 from launch.training.rollout_requests import group_name
-from launch.training.rollouts import Rollouts
+from launch.training.rollouts import CompletionOrder, RequestedGroup, Rollouts, oldest_version
 from launch.training.task_plan import TaskPlan
 
 

@@ -12,11 +12,10 @@ from simulated_rollouts import SimulatedPlan, SimulatedStream
 from environments.errors import LearnerLostError
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget
-from launch.reporting.goal import Goal
+from launch.reporting.tracker import Goal
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.loop import TrainingLoop
 from launch.training.milestones import Milestones
 from launch.training.rollouts import Rollouts

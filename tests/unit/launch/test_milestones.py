@@ -19,12 +19,10 @@ from environments.disk import FileDigest
 from environments.errors import ConfigError, LearnerLostError, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
-from launch.reporting.goal import Goal
-from launch.reporting.tracker import METRICS
+from launch.reporting.tracker import METRICS, Goal
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState

@@ -15,8 +15,7 @@ from environments.errors import ConfigError, TroupeError
 from launch.recipes import kuhn
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.components import UpdateParts
 from launch.training.engine_comparison import EngineComparison
 from launch.training.mini_batches import make_batches

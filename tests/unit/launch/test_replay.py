@@ -29,8 +29,7 @@ from launch.reporting.model_card import model_card
 from launch.run_folder.checkpoint import StreamState
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, algorithm_of
-from launch.training.activity import Activity
-from launch.training.clock import Clock
+from launch.training.activity import Activity, Clock
 from launch.training.engine_comparison import EngineComparison
 from launch.training.past_run import PastRun
 from launch.training.run_state import RunState

@@ -10,8 +10,7 @@ import pytest
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from launch.health.heartbeat import START_PHRASES, RunHeartbeat
 from launch.health.run_report import Process, RunReport, report_text, verdict
-from launch.training.activity import ACTIVITIES, Activity
-from launch.training.clock import Clock
+from launch.training.activity import ACTIVITIES, Activity, Clock
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
 WAITS = RunHeartbeat(

@@ -6,7 +6,7 @@ import pytest
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.settings.tree import SelectionConfig, TrainConfig
-from launch.training.group_order import oldest_version
+from launch.training.rollouts import oldest_version
 from launch.training.selection import mask, reason_to_drop
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig

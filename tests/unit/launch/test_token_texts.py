@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.types import Message
-from launch.run_folder.token_texts import token_texts
+from launch.run_folder.model_paths import token_texts
 from policies.tiny import build_tokenizer
 
 MESSAGES: list[Message] = [{"role": "user", "content": "12 + 34 ="}]

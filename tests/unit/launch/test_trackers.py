@@ -21,8 +21,7 @@ from environments.background import end_background_work
 from environments.errors import ConfigError
 from environments.types import Step, Trajectory, TrajectoryGroup
 from launch.health.restart_budget import RestartBudget
-from launch.reporting.goal import Goal
-from launch.reporting.tracker import ALARMS, Tracker, read_metrics
+from launch.reporting.tracker import ALARMS, Goal, Tracker, read_metrics
 from launch.reporting.trackers.base import BaseTracker
 from launch.reporting.trackers.chosen import TRACKERS, chosen_trackers
 from launch.run_folder.checkpoint import Progress, StreamState

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actors.rollouts.fleet_report import FleetStatus
-from launch.reporting.utilization import utilization_metrics
+from launch.training.update_report import utilization_metrics
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
 
