@@ -15,18 +15,6 @@ from actors.rollouts.fleet_parts import FleetPart, FleetParts, Order
 PartHere: Any = FleetPart.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
 
-async def test_turn_is_recorded_when_the_fleet_has_stored_it() -> None:
-    part = PartHere()
-    taking = asyncio.create_task(part.take())
-    recording = asyncio.create_task(part.record_turn("g/0", 1, 0, b"a turn"))
-    assert await taking == ([("g/0", 1, 0, b"a turn")], [])
-    await asyncio.sleep(0)
-    assert not recording.done(), "it is on its way"
-    taking = asyncio.create_task(part.take())
-    await asyncio.wait_for(recording, 30)
-    taking.cancel()
-
-
 async def test_attempt_without_a_result_fails_the_fleet() -> None:
     """The error is none of Ray's, which are results of their own."""
 
