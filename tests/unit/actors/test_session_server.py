@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -306,12 +306,14 @@ ADD = SessionJournals.add
 
 
 class KilledPlaces:
-    """Plays a rollout in processes of which the first is killed, at a moment of the second call."""
+    """Plays a rollout in processes of which the first is killed, at a moment of the second call. The session
+    server has once to make room for the journals of others.
+    """
 
     is_followed = False
 
     def __init__(self, moment: str) -> None:
-        self.moment, self.num_sampled = moment, 0
+        self.moment, self.num_sampled, self.was_full = moment, 0, False
         self.process: Any = None
 
     def kill(self, moment: str) -> bool:
@@ -329,10 +331,14 @@ class KilledPlaces:
     def record_turn(self, *turn: object) -> None:
         raise AssertionError("The session server has it.")
 
-    def add(self, *given: Any) -> bool:
+    def add(self, journals: SessionJournals, session: str, *given: Any) -> bool:
         """Keep entries as the session server does, from which the answer goes to the program then."""
-        has_killed = self.kill("before its answer is kept")
-        return not has_killed and ADD(*given) and not self.kill("when its answer is kept")
+        if self.kill("before its answer is kept"):
+            return False
+        if not self.was_full and self.num_sampled > 2:
+            self.was_full = True
+            journals._drop_entries(session)
+        return ADD(journals, session, *given) and not self.kill("when its answer is kept")
 
     def play(self, rollout: RemoteProgram) -> tuple[Trajectory, int]:
         """The trajectory, and the number of attempts."""
@@ -534,10 +540,11 @@ def test_call_that_is_sent_again_has_its_name_and_number(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_offered", [True, False], ids=["has offered", "is about to offer"])
 def test_answer_of_a_node_that_counts_as_lost_is_none(
-    http: httpx.Client, server: SessionServer, sessions: list[Sessions]
+    http: httpx.Client, server: SessionServer, sessions: list[Sessions], has_offered: bool
 ) -> None:
-    """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
+    """It has not died, but the fleet has let another one go on: what it answers is in no journal."""
     is_called, is_replaced = threading.Event(), threading.Event()
 
     def late(sent: tuple[str, str]) -> bytes:
@@ -558,7 +565,14 @@ def test_answer_of_a_node_that_counts_as_lost_is_none(
         offers = [threads.submit(offer, server, "a", old.address, seconds=30.0)]
         called = threads.submit(http.post, "/v1/chat/completions", json=body, headers=headers)
         assert is_called.wait(30)
-        offers.append(threads.submit(offer, server, "a", new.address, seconds=30.0))
+        if not has_offered:
+            assert replace(server.rollout, attempt=2).entries("a") == []
+            is_replaced.set()
+            assert offer(server, "a", old.address).json() == {
+                "failed": "Another actor has gone on with its rollout."
+            }
+            assert not wait([called], 0.5).done
+        offers.append(threads.submit(offer, server, "a", new.address, seconds=30.0, attempt=2))
         address = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": new.address}
         wait_until(lambda: sessions[0]._open["a"].offer["environment"] == address, 30)
         is_replaced.set()
