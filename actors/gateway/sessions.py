@@ -34,6 +34,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ Json = dict[str, Any]
 ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
 LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
 MOVED: Json = {"failed": "Another actor has gone on with its rollout."}
-CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)  # before a node closes an idle one
+SSL = httpx.create_ssl_context(verify=False)  # nodes have none: a client of each session's own would make one
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=2.0)
+"""Connections of a session, which are closed before its node closes them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -115,6 +118,12 @@ class _Session:
     """Names by which its program calls the policy here, each after that of its key."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
+    http: httpx.AsyncClient = field(
+        default_factory=partial(
+            httpx.AsyncClient, timeout=None, limits=CONNECTIONS, verify=SSL, trust_env=False
+        )
+    )
+    """A client for each session: that of many connections takes longer for each call."""
 
 
 class Sessions:
@@ -141,7 +150,6 @@ class Sessions:
         self._named: dict[tuple[str, str], str] = {}
         """Ids of sessions by the name of the key and the name that their programs have chosen."""
         self._journals = SessionJournals()
-        self._http = httpx.AsyncClient(timeout=None, limits=CONNECTIONS, verify=False, trust_env=False)
         self._orphans: defaultdict[str, list[_Session]] = defaultdict(list)
         """Sessions by their runs and tasks that were played when their driver has died."""
         self._last_request = time.monotonic()
@@ -382,7 +390,7 @@ class Sessions:
         offer, way = session.offer, session.offer["environment"]
         if not self._journals.is_open(offer["id"], offer["attempt"]):  # another actor is about to offer it
             return None
-        sending = self._http.request(
+        sending = session.http.request(
             request.method,
             f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
             content=await request.body(),

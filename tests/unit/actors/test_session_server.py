@@ -759,7 +759,7 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
-def converse(url: str, name: str, goes_on: threading.Event) -> list[str]:
+def converse(url: str, name: str, goes_on: threading.Event, begun: list[str]) -> list[str]:
     """What a program that tries nothing again is answered; between two calls it waits for ``goes_on``."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:{name}", max_retries=0, timeout=30)
     headers = {"authorization": f"Bearer {KEY}:{name}"}
@@ -771,6 +771,7 @@ def converse(url: str, name: str, goes_on: threading.Event) -> list[str]:
             messages.append({"role": "user", "content": f"{turn} of {number}"})
             answers.append(client.chat.completions.create(model="m", messages=messages).choices[0].message)
             messages.append(answers[-1])
+            begun.append(name)
             goes_on.wait(60)
         assert reward(http, session, reward=number).status_code == 200
     assert [each.content for each in answers] == [f"You said {turn} of {number}" for turn in range(3)]
@@ -795,11 +796,13 @@ def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) ->
     ):
         end.callback(driver.kill)
         wait_until(lambda: connects(url), 60)
+        begun: list[str] = []
         programs = [
-            threads.submit(converse, url, f"a-{each}", now if each % 2 else later) for each in range(8)
+            threads.submit(converse, url, f"a-{each}", now if each % 2 else later, begun) for each in range(8)
         ]
         assert driver.stdout is not None
         assert [driver.stdout.readline() for _ in range(4)] == ["is called\n"] * 4
+        wait_until(lambda: len(begun) == 8, 60)
         driver.kill()
         driver.wait(60)
         later.set()
