@@ -13,8 +13,9 @@ This module is imported in every rollout worker. It must stay light.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -28,14 +29,16 @@ SIGNATURE_BYTES = 32
 
 def signed(key: str, session: str, index: int, entry: bytes) -> bytes:
     """Return an entry behind its signature."""
-    return hmac.digest(key.encode(), f"{session} {index} ".encode() + entry, "sha256") + entry
+    code = blake2b(f"{session} {index} ".encode(), key=key.encode(), digest_size=SIGNATURE_BYTES)
+    code.update(entry)
+    return code.digest() + entry
 
 
 def checked(key: str, session: str, entries: Sequence[bytes]) -> list[bytes]:
     """Return the signed entries of a session without their signatures. Raises ``EnvironmentFailure``."""
     plain = [each[SIGNATURE_BYTES:] for each in entries]
     for index, (entry, each) in enumerate(zip(plain, entries, strict=True)):
-        if not hmac.compare_digest(signed(key, session, index, entry), each):
+        if not compare_digest(signed(key, session, index, entry), each):
             raise EnvironmentFailure(
                 f"Turn {index + 1} of session {session} was not recorded by a rollout of this training: "
                 "another program has answered at the port of a node that is lost."
