@@ -84,9 +84,6 @@ Json = dict[str, Any]
 ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
 LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
 MOVED: Json = {"failed": "Another actor has gone on with its rollout."}
-SSL = httpx.create_ssl_context(verify=False)  # nodes have none: a client of each session's own would make one
-CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=2.0)
-"""Connections of a session, which are closed before its node closes them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,9 +116,7 @@ class _Session:
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
     http: httpx.AsyncClient = field(
-        default_factory=partial(
-            httpx.AsyncClient, timeout=None, limits=CONNECTIONS, verify=SSL, trust_env=False
-        )
+        default_factory=partial(httpx.AsyncClient, timeout=None, verify=False, trust_env=False)
     )
     """A client for each session: that of many connections takes longer for each call."""
 
