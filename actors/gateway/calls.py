@@ -87,6 +87,8 @@ class ProgramCalls:
     """Hands a program's calls, which come in the gateway's thread, to the thread that plays the rollout."""
 
     def __init__(self) -> None:
+        self.entries: list[bytes] = []
+        """Signed entries of the session's journal, each there before its answer."""
         self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
         self._open: list[SentRequest] = []
         """Requests that have no answer yet. The gateway's thread alone changes it."""

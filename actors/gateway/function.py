@@ -28,6 +28,7 @@ from typing import Any
 
 from actors.gateway.calls import PlayedCall, ProgramCalls, ProgramEnd, WaitingCall
 from actors.gateway.client import Access, PolicyClient
+from actors.gateway.entries import checked, signed
 from actors.gateway.remote_program import RemoteProgram
 from actors.rollouts.env_calls import check_agent_args, check_class
 from actors.rollouts.rollout import CountsTokens, Pair
@@ -320,6 +321,7 @@ class RemoteEnv(FunctionEnv):
     """A rollout whose program lives on when this process dies: with another one that has its answers."""
 
     resumes_by = "answers"
+    _rollout: RemoteProgram
 
     @property
     def goes_on(self) -> bool:
@@ -337,10 +339,20 @@ class RemoteEnv(FunctionEnv):
         waiting, unseen = self._waiting, self._calls.unseen()
         return PlayedCall(new, num_repeated, has_new_tools, waiting.num_choices, waiting.name, unseen)
 
-    def restore(self, snapshot: tuple[str, list[PlayedCall]]) -> None:
-        """Begin an episode of this name with the calls that were answered before."""
-        self._name, played = snapshot
-        self._recorded = self._calls.resume(played)
+    def restore(self, snapshot: list[PlayedCall]) -> None:
+        """Begin with the calls that were answered before."""
+        self._recorded = self._calls.resume(snapshot)
+
+    def kept(self, name: str, attempt: int) -> list[bytes]:
+        """Begin an episode; return the entries that the session server has of it."""
+        self._name, self._rollout = name, replace(self._rollout, attempt=attempt)
+        if attempt > 1:
+            self._calls.entries = self._rollout.entries(name)
+        return checked(self._rollout.key, name, self._calls.entries)
+
+    def keep(self, index: int, entry: bytes) -> None:
+        """Have the gateway send an entry behind the next answer."""
+        self._calls.entries.append(signed(self._rollout.key, self._name, index, entry))
 
 
 class Program:

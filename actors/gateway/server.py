@@ -10,18 +10,19 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from actors.gateway.calls import ProgramCalls
 from actors.gateway.client import MODEL
+from actors.gateway.entries import ENTRIES_HEADER, Part
 from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.errors import MESSAGES_PATH, error_response
 from actors.serving.events import EVENTS, event
@@ -139,8 +140,8 @@ class Gateway:
                 session.items.setdefault(json_key(item), item) for item in dialect.conversation()
             ]
         if not chat.stream:
-            return JSONResponse(events[0])
-        return StreamingResponse(_stream(events, dialect), media_type=EVENTS)
+            return _behind(JSONResponse(events[0]), request, session.calls)
+        return _behind(Response(_stream(events, dialect), media_type=EVENTS), request, session.calls)
 
 
 async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, body: ChatRequest) -> Json:
@@ -211,12 +212,21 @@ async def settled(request: Request, future: asyncio.Future[Any], seconds: float 
         gone.cancel()
 
 
-async def _stream(events: list[Json], dialect: Dialect) -> AsyncIterator[str]:
+def _stream(events: list[Json], dialect: Dialect) -> str:
     """The events of an answer, which is there as a whole."""
-    for part in events:
-        yield event(part)
-    if dialect.terminator is not None:
-        yield f"data: {dialect.terminator}\n\n"
+    end = "" if dialect.terminator is None else f"data: {dialect.terminator}\n\n"
+    return "".join(map(event, events)) + end
+
+
+def _behind(answer: Response, request: Request, calls: ProgramCalls) -> Response:
+    """An answer, with the entries behind it that the session server has not kept yet, where that calls."""
+    first = request.headers.get(ENTRIES_HEADER, "")
+    if first.isdecimal() and len(first) < 10:
+        part = Part(bytes(answer.body), int(first), calls.entries[int(first) :])
+        return Response(
+            part.content, headers={**part.headers, "content-type": answer.headers["content-type"]}
+        )
+    return answer
 
 
 def application(routes: Sequence[Route]) -> Starlette:

@@ -17,7 +17,7 @@ A program that takes an address and a key only calls the policy here, with KEY:N
 ``x-session-id: NAME``. The name, of the program's own choice, stands for one session: the first request that
 has it takes a task, all others are of the same, and calls of the policy are passed on to its rollout. Where
 the actor of that dies, another one offers the same session again, with all answers up to then, and calls that
-have no answer yet are sent there: the program notices nothing.
+have no answer yet are sent there: the program notices nothing. It has no answer that is not kept here.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actors.gateway.entries import ENTRIES_HEADER, Part, SessionJournals
 from actors.gateway.server import (
     CALL_HEADER,
     COUNT_PATH,
@@ -62,7 +64,7 @@ from policies.agent_api.context import SESSION_HEADER
 from policies.model_api.errors import RequestError
 
 LOST_SECONDS = 120.0
-"""Time that a session whose rollout actor is lost waits for another one."""
+"""Time that a session whose rollout actor is lost waits for another one, and its journal after its end."""
 DRIVER_SECONDS = 600.0
 """Time that sessions wait for the next driver after theirs was killed, and then for their task: as long as
 the clients of OpenAI and Anthropic wait for an answer.
@@ -82,6 +84,24 @@ Json = dict[str, Any]
 ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
 LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
 SILENT = "Its driver was killed, and its program has made no call for {:g} s since, and has sent no reward."
+MOVED: Json = {"failed": "Another actor has gone on with its rollout."}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Driver:
+    """A process that trains; see ``Sessions._drive``."""
+
+    keys: ApiKeys
+    key: str = ""
+    claim_seconds: float = 0.0
+    late_rewards: LateRewards = field(default_factory=lambda: LateRewards(Path("late_rewards")))
+
+    @classmethod
+    def of(cls, given: Json) -> _Driver:
+        """The driver that has sent these fields."""
+        keys = {name: bytes.fromhex(digest) for name, digest in given["keys"].items()}
+        late_rewards = LateRewards(Path(given["late_rewards"]))
+        return cls(ApiKeys(keys), given["key"], given["claim_seconds"], late_rewards)
 
 
 @dataclass(eq=False, slots=True)
@@ -90,14 +110,18 @@ class _Session:
 
     offer: Json
     """The last one: another actor goes on with a rollout whose process has died."""
-    driver: int
-    """Number of the driver whose rollout it is."""
+    driver: _Driver
+    """The one whose rollout it is."""
     has_called: bool = True
     """False where its driver was killed, and its program has not called the next one's rollout."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """Names by which its program calls the policy here, each after that of its key."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
+    http: httpx.AsyncClient = field(
+        default_factory=partial(httpx.AsyncClient, timeout=None, verify=False, trust_env=False)
+    )
+    """A client for each session: that of many connections takes longer for each call."""
 
 
 class Sessions:
@@ -112,13 +136,9 @@ class Sessions:
     """
 
     def __init__(self, driver_key: str) -> None:
-        self._keys, self._driver_key = read_keys(None), driver_key
+        self._driver, self._driver_key = _Driver(read_keys(None)), driver_key
         self.ended = threading.Event()
         self._alone_since: float | None = time.monotonic()
-        self._num_drivers = 0
-        self._late = LateRewards(Path("late_rewards"))
-        self._given: Json = {}
-        """Body that the last driver has sent; see ``_drive``."""
         self._open: dict[str, _Session] = {}
         """Sessions by their ids: those that wait for a program, and those that are played."""
         self._ended: dict[str, Json] = {}
@@ -127,6 +147,7 @@ class Sessions:
         """Sessions that wait for a program, and some that are over meanwhile."""
         self._named: dict[tuple[str, str], str] = {}
         """Ids of sessions by the name of the key and the name that their programs have chosen."""
+        self._journals = SessionJournals()
         self._orphans: defaultdict[str, list[_Session]] = defaultdict(list)
         """Sessions by their runs and tasks that were played when their driver has died."""
         self._last_request = time.monotonic()
@@ -139,6 +160,7 @@ class Sessions:
                 Route("/driver", self._end_all, methods=["DELETE"]),
                 Route("/offers", self._offer, methods=["POST"]),
                 Route("/offers", self._withdraw, methods=["DELETE"]),
+                Route("/offers/{id}", self._move, methods=["GET"]),
                 Route("/sessions", self._claim, methods=["POST"]),
                 Route("/sessions", self._count, methods=["GET"]),
                 Route("/sessions/{id}/reward", self._reward, methods=["POST"]),
@@ -159,11 +181,8 @@ class Sessions:
         given = await body_of(request)
         if self._alone_since is None or self.ended.is_set():
             raise RequestError("Another training has its programs here.", status=409)
-        self._given = given
-        self._late = LateRewards(Path(self._given["late_rewards"]))
-        self._keys = ApiKeys({name: bytes.fromhex(digest) for name, digest in self._given["keys"].items()})
+        self._driver = _Driver.of(given)
         self._alone_since = None
-        self._num_drivers += 1
         self._orphans.clear()
         for session in list(self._open.values()):
             is_played = session.claimed.done() and not session.result.done()
@@ -193,7 +212,7 @@ class Sessions:
 
     def _is_orphan(self, session: _Session) -> bool:
         """Return whether the driver of its rollout has died, and no other one has offered its task again."""
-        return self._alone_since is not None or session.driver != self._num_drivers
+        return self._alone_since is not None or session.driver is not self._driver
 
     def _adopted(self, offer: Json) -> _Session | None:
         """A session whose driver has died: its program plays its task on in the rollout of ``offer``."""
@@ -202,21 +221,24 @@ class Sessions:
             session, id = (first := kept.pop(0)), first.offer["id"]
             if self._open.get(id) is session and not session.result.done():
                 del self._open[id]
+                self._journals.drop(id)
                 session.names.append((session.names[0][0], id))  # by which its program knows it, too
                 for name in session.names:
                     self._named[name] = offer["id"]
-                session.driver, session.has_called = self._num_drivers, False
+                session.driver, session.has_called = self._driver, False
                 return session
         return None
 
     async def _offer(self, request: Request) -> Response:
         """Take the task of a rollout in, and answer when a program has played it."""
-        self._check(request, self._given.get("key", ""))
+        self._check(request, self._driver.key)
         offer = await request.json()
         if offer["id"] in self._ended:  # its actor has died with the result, or came too late
             return JSONResponse(self._ended[offer["id"]])
+        if not self._journals.open(offer["id"], offer["attempt"]):
+            return JSONResponse(MOVED)
         if (session := self._open.get(offer["id"]) or self._adopted(offer)) is None:
-            session = _Session(offer, self._num_drivers)
+            session = _Session(offer, self._driver)
             self._waiting.put_nowait(session)
         elif session.claimed.done() and not session.result.done() and not session.names:
             self._end(session, session.offer, LOST)
@@ -224,7 +246,7 @@ class Sessions:
         session.offer = offer
         self._open[offer["id"]] = session
         try:
-            seconds = self._given["claim_seconds"]
+            seconds = self._driver.claim_seconds
             while not await settled(request, session.claimed, seconds):
                 if time.monotonic() - self._last_request >= seconds:  # else they are busy
                     reason = (
@@ -252,19 +274,32 @@ class Sessions:
         """
         if session.offer != offer or self._open.pop(offer["id"], None) is None:
             return
+        asyncio.get_running_loop().call_later(LOST_SECONDS, self._forget, offer["id"])
         if session.claimed.done():
             self._ended[offer["id"]] = session.result.result() if session.result.done() else failure
             if len(self._ended) > MAX_NAMES:
                 del self._ended[next(iter(self._ended))]
+
+    def _forget(self, id: str) -> None:
+        if id not in self._open:  # else another actor has offered it anew, since no program had had it
+            self._journals.drop(id)
 
     def _end_lost(self, session: _Session, offer: Json) -> None:
         """End a session whose actor is lost, unless its driver is, too: another one may offer its task."""
         if not session.claimed.done() or not self._is_orphan(session):
             self._end(session, offer)
 
+    async def _move(self, request: Request) -> Response:
+        """Send the journal of a session to the actor that goes on with it, and let no other one answer."""
+        self._check(request, self._driver.key)
+        id = request.path_params["id"]
+        self._journals.open(id, int(request.query_params["attempt"]))
+        kept = Part(b"", 0, self._journals.of(id))
+        return Response(kept.content, headers=kept.headers, media_type="application/octet-stream")
+
     async def _withdraw(self, request: Request) -> Response:
         """End a session whose rollout has ended without its result, and not with its driver."""
-        self._check(request, self._given.get("key", ""))
+        self._check(request, self._driver.key)
         offer = await request.json()
         if (session := self._open.get(offer["id"])) is not None:
             self._end_lost(session, offer)
@@ -282,7 +317,8 @@ class Sessions:
         session = await self._session(request, self._sender(request))
         if session is None:
             return Response(status_code=204)
-        return JSONResponse({name: value for name, value in session.offer.items() if name != "run"})
+        hidden = ("run", "attempt")
+        return JSONResponse({name: value for name, value in session.offer.items() if name not in hidden})
 
     async def _session(self, request: Request, name: tuple[str, str]) -> _Session | None:
         """The session of a name, which gets a task if it has none; ``None`` where no task waits now."""
@@ -336,21 +372,15 @@ class Sessions:
             raise RequestError("No task waits for a program now.", status=503, retry_after=1)
         await request.body()  # before its client is waited for
         call = secrets.token_urlsafe(12)
-        async with httpx.AsyncClient(timeout=None, verify=False, trust_env=False) as http:
-            while (answer := await self._sent(request, session, name, call, http)) is None:
-                await settled(request, asyncio.Future(), RESEND_SECONDS)
-                await self._session(request, name)
-        return Response(answer.content, answer.status_code, {"content-type": answer.headers["content-type"]})
+        while (answer := await self._sent(request, session, name, call)) is None:
+            await settled(request, asyncio.Future(), RESEND_SECONDS)
+            await self._session(request, name)
+        return answer
 
     async def _sent(
-        self,
-        request: Request,
-        session: _Session,
-        name: tuple[str, str],
-        call: str,
-        http: httpx.AsyncClient,
-    ) -> httpx.Response | None:
-        """The answer of the node that plays a session now; ``None`` where that is lost.
+        self, request: Request, session: _Session, name: tuple[str, str], call: str
+    ) -> Response | None:
+        """The answer of the node that plays a session now, which is kept; ``None`` where that is lost.
 
         Raises:
             RequestError: the client has gone, the session has ended, or no driver has come for its own.
@@ -362,7 +392,9 @@ class Sessions:
             return None
         session.has_called = True
         offer, way = session.offer, session.offer["environment"]
-        sending = http.request(
+        if not self._journals.is_open(offer["id"], offer["attempt"]):  # another actor is about to offer it
+            return None
+        sending = session.http.request(
             request.method,
             f"{way['ANTHROPIC_BASE_URL']}{request.url.path}",
             content=await request.body(),
@@ -370,6 +402,7 @@ class Sessions:
                 "authorization": f"Bearer {way['OPENAI_API_KEY']}",
                 RETRY_HEADER: str(num_retries(request)),
                 CALL_HEADER: call,
+                ENTRIES_HEADER: str(len(self._journals.of(offer["id"]))),
             },
         )
         calling = asyncio.ensure_future(sending)
@@ -380,7 +413,13 @@ class Sessions:
             # A node that another one has gone on for may never answer, or with what is not recorded.
             if session.offer is not offer:
                 return None
-            return None if calling.result().is_error and self._is_orphan(session) else calling.result()
+            answer = calling.result()
+            if answer.is_error and self._is_orphan(session):
+                return None
+            part = Part.of(answer.content, answer.headers)
+            if not self._journals.add(offer["id"], offer["attempt"], part):
+                return None
+            return Response(part.body, answer.status_code, {"content-type": answer.headers["content-type"]})
         except httpx.TransportError:
             return None
         finally:
@@ -399,13 +438,13 @@ class Sessions:
         session = self._open.get(name)
         if session is not None and session.claimed.done() and not session.result.done():
             if "later" in result:
-                self._late.expect(name)  # in this thread: no other result can come meanwhile
+                self._driver.late_rewards.expect(name)  # in this thread: no other result can come meanwhile
             session.result.set_result(result)
             return JSONResponse({"id": name, "object": "session", **result})
         try:
             if "later" in result:
                 raise FileNotFoundError(name)
-            await asyncio.to_thread(self._late.give, name, result)
+            await asyncio.to_thread(self._driver.late_rewards.give, name, result)
         except (FileNotFoundError, FileExistsError) as error:
             raise RequestError(
                 f"No session {name!r} waits for a reward: it has its reward already, or its rollout has "
@@ -417,10 +456,10 @@ class Sessions:
     def _sender(self, request: Request) -> tuple[str, str]:
         """The name of a request's key, and of the session that it is of: empty where it names none."""
         headers = request.headers
-        sender, name = self._keys.sender(headers), headers.get(SESSION_HEADER, "")
+        sender, name = self._driver.keys.sender(headers), headers.get(SESSION_HEADER, "")
         for key, colon, after in (each.rpartition(":") for each in sent_keys(headers) if sender is None):
             if colon:
-                sender, name = self._keys.name_of(key.encode("latin-1")), after
+                sender, name = self._driver.keys.name_of(key.encode("latin-1")), after
         if sender is None:
             raise unknown_key(f"Send a key of {KEYS_VARIABLE}")
         if name and NAME.fullmatch(name) is None:

@@ -72,8 +72,6 @@ class FleetPart:
         self._results: list[tuple[int, RolloutResult]] = []
         self._there = asyncio.Event()
         self._error: BaseException | None = None
-        self._taken, self._stored = asyncio.Event(), asyncio.Event()
-        """Set when the fleet has stored the turns that it has taken last; and those that wait here."""
 
     async def play(self, orders: list[Order], actors: dict[int, ray.actor.ActorHandle]) -> None:
         """Begin attempts, with ``actors`` that are new here."""
@@ -97,25 +95,21 @@ class FleetPart:
             self._there.set()
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
-        """Hand on a turn; returns when the fleet has stored it."""
-        stored = self._stored
+        """Hand on a turn."""
         self._turns.append((rollout_id, attempt, index, entry))
         self._there.set()
-        await stored.wait()
 
     async def take(self) -> tuple[list[Turn], list[tuple[int, RolloutResult]]]:
-        """Turns and results that have come since the call before, whose ones the fleet has stored.
+        """Turns and results that have come since the call before.
 
         Raises:
             The error of an attempt that has no result: the fleet fails with it.
         """
-        self._taken.set()
         await asyncio.sleep(GATHER_SECONDS)
         await self._there.wait()
         if self._error is not None:
             raise self._error
         self._there.clear()
-        self._taken, self._stored = self._stored, asyncio.Event()
         turns, self._turns = self._turns, []
         results, self._results = self._results, []
         return turns, results

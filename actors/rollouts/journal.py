@@ -1,7 +1,7 @@
 """The journal of an episode: its finished turns, stored in the fleet, so that another actor can go on.
 
 A rollout actor writes it by ``Journal``; the fleet holds the entries in ``JournalStore`` until the episode is
-delivered. Of a program that lives on elsewhere it has the answers instead, each before it is sent. This
+delivered. Where somebody lives on elsewhere, the environment keeps them, each before an answer is sent. This
 module is imported in every rollout worker and must stay light.
 """
 
@@ -12,7 +12,7 @@ import pickle
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle
 
@@ -59,16 +59,27 @@ class Journal:
         record: called with the index and the bytes of a finished turn. ``None`` records nothing.
         entries: the bytes of the turns that are finished, in their order.
         name: of the episode, the same for all attempts that go on with it.
+        attempt: number of this one.
     """
 
-    waits = False
-    """True if ``record`` has to have returned before anything goes on."""
+    num_kept = 0
+    """Number of finished turns that the environment has kept."""
 
-    def __init__(self, record: Record | None = None, entries: Sequence[bytes] = (), name: str = "") -> None:
-        self._record, self._name = record, name
+    def __init__(
+        self,
+        record: Record | None = None,
+        entries: Sequence[bytes] = (),
+        name: str = "",
+        attempt: int = 1,
+    ) -> None:
+        self._record, self._name, self._attempt = record, name, attempt
         self._finished: list[FinishedTurn] = []
         self._last: Completion | None = None
         """Completion of the last turn that was recorded."""
+        self._read(entries)
+        self._opening = self._finished[0].opening if self._finished else NO_OPENING
+
+    def _read(self, entries: Sequence[bytes]) -> None:
         for entry in entries:
             turn: FinishedTurn = pickle.loads(entry)
             if self._last is not None:
@@ -77,7 +88,6 @@ class Journal:
                 turn = replace(turn, completion=turn.completion.behind(beginning, pictures))
             self._finished.append(turn)
             self._last = turn.completion
-        self._opening = self._finished[0].opening if self._finished else NO_OPENING
 
     def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
         """The first observation and info; ``env`` begins, or stands after the last finished turn.
@@ -157,13 +167,26 @@ class SnapshotJournal(Journal):
         return env.snapshot()
 
 
+@runtime_checkable
+class KeepsAnswers(Protocol):
+    """An environment that keeps its journal itself, where those are whom it answers."""
+
+    def kept(self, name: str, attempt: int) -> Sequence[bytes]:
+        """Begin the episode ``name``; return the entries of the attempts before, which answer no more."""
+
+    def keep(self, index: int, entry: bytes) -> None:
+        """Keep the entry of a turn, before the step that answers."""
+
+
 class AnswersJournal(SnapshotJournal):
     """Records a turn before its answer is given to somebody who lives on, the way ``"answers"``."""
 
-    waits = True
-
     def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
-        env.restore((self._name, [turn.snapshot for turn in self._finished]))
+        assert isinstance(env, KeepsAnswers)
+        self._record = env.keep
+        self._read(env.kept(self._name, self._attempt))
+        self.num_kept = len(self._finished)
+        env.restore([turn.snapshot for turn in self._finished])
         return begin(env)
 
     def step(self, turn: int, env: BaseEnv, completion: Completion, action: Any) -> Outcome:

@@ -174,8 +174,6 @@ class PairProcess:
                     self._sample(request, deadline)
                 case "record_turn", turn:
                     self._link.record_turn(*turn)
-                    if turn[-1]:
-                        self._here.send_bytes(b"")
                 case "on_step", (rollout_id, step):
                     self._link.on_step(rollout_id, step)
                 case "result", (value,):
@@ -209,11 +207,9 @@ class PipeLink:
             raise answer
         return answer
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Send a turn."""
-        self.send("record_turn", rollout_id, attempt, index, entry, waits)
-        if waits:
-            self._connection.recv_bytes()
+        self.send("record_turn", rollout_id, attempt, index, entry)
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Send a step."""

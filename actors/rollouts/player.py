@@ -80,6 +80,8 @@ class RolloutResult(NamedTuple):
     """True if it failed because the pair that it goes on with could not be rebuilt."""
     beginnings: tuple[tuple[bytes, ...], ...] = ()
     """Journals with which the forks of this rollout begin, by their numbers."""
+    num_kept: int = 0
+    """Number of turns of attempts before that the environment has kept."""
 
 
 class LivePair(NamedTuple):
@@ -99,8 +101,8 @@ class Link(Protocol):
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
         """Sample a completion; at ``deadline``, of ``time.monotonic``, nobody waits for it any more."""
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
-        """Let the fleet store a finished turn; return when it has, if ``waits``."""
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Let the fleet store a finished turn."""
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Pass a step on to who follows the rollouts."""
@@ -130,7 +132,7 @@ class Player:
         start = time.monotonic()
         self._deadline = start + self._limits.timeout_seconds
         turns = list(attempt.entries)
-        num_earlier, lost = 0, False
+        num_earlier, lost, journal = 0, False, Journal()
         agent: BaseAgent | None = None
         env: BaseEnv | None = None
         if self._live_pair is not None:
@@ -160,7 +162,9 @@ class Player:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
         if self._live_pair is None:
-            return RolloutResult(trajectory, usable, lost=lost, beginnings=beginnings)
+            return RolloutResult(
+                trajectory, usable, lost=lost, beginnings=beginnings, num_kept=journal.num_kept
+            )
         is_whole = len(turns) == len(trajectory.steps)
         return RolloutResult(trajectory, usable, retained=True, turns=tuple(turns) if is_whole else ())
 
@@ -226,11 +230,12 @@ class Player:
         def record(index: int, entry: bytes) -> None:
             if request.keep_seconds is not None or request.forked_at is not None:
                 turns.append(entry)
-            self._link.record_turn(request.rollout_id, attempt.number, index, entry, journal_class.waits)
+            self._link.record_turn(request.rollout_id, attempt.number, index, entry)
 
         resumes_by = self._pair.env_class.resumes_by
-        journal_class = JOURNALS[resumes_by]
-        return journal_class(record if resumes_by else None, tuple(turns), attempt.name)
+        return JOURNALS[resumes_by](
+            record if resumes_by else None, tuple(turns), attempt.name, attempt.number
+        )
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

@@ -129,12 +129,9 @@ class RayLink:
         self._fleet, self._listener = fleet, listener
         self.is_followed = listener is not None
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
-        """Send a turn, without a result unless this ``waits`` for the fleet."""
-        record = self._fleet.record_turn.options(num_returns=int(waits))
-        stored = record.remote(rollout_id, attempt, index, entry)
-        if waits:
-            ray.get(stored)
+    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Send a turn without a result."""
+        self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)
 
     def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Send a step without a result."""

@@ -122,6 +122,7 @@ class SlotLoop:
         self.totals.num_resumed_turns += len(entries) - len(rollout.beginning)
         name = journals.name_of(request.rollout_id)
         result = await slot.play(rollout, Attempt(request, rollout.attempt, entries, name, history))
+        self.totals.num_resumed_turns += result.num_kept
         if result.retained:
             if result.turns:
                 self._past_messages.retain(PastMessage(request, result.turns))

@@ -7,12 +7,12 @@ The same conversations of OpenAI's client, with a tool and their whole history i
     edge             a server of the same libraries has its answer: HTTP alone
     sampler          the same server calls the sampling actor, with the messages of the agent of a rollout
     gateway          a rollout function's calls, which ``run_rollout`` samples
-    recorded         those of a program elsewhere: each waits until the fleet's journal has its answer
+    recorded         those of a program elsewhere, by the session server, which keeps each answer first
     policy server    the policy server, by Serve's proxy
 
 The engine is scripted. `caller` is the process with the first three of these, as a rollout actor's is. `ours`
-is its CPU time beyond that of `edge`, the sampling actor's and the fleet's: all that a call runs behind HTTP,
-with Ray's part of it.
+is its CPU time beyond that of `edge`, and the sampling actor's: all that a call runs behind HTTP, with Ray's
+part of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import httpx
 import psutil
 import ray
 from programs import free_port
@@ -41,12 +42,15 @@ from starlette.routing import Route
 sys.path.insert(0, str(ROOT / "tests"))  # for scripted_engine
 
 from actors.gateway.client import PolicyClient
-from actors.gateway.function import RemoteEnv, pair_of
+from actors.gateway.function import RolloutFunction, pair_of
+from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import application, listen
-from actors.rollouts.journal import AnswersJournal, Journal, JournalStore
+from actors.gateway.session_server import SessionServer
+from actors.rollouts.journal import AnswersJournal, Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
+from actors.serving.keys import KEYS_VARIABLE
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
@@ -63,12 +67,13 @@ PAUSE_SECONDS = 0.25
 PROCESSES = {
     "caller": "ray::Caller",
     "sampling actor": "ray::SamplerActor",
-    "fleet": "ray::Fleet",
     "replica": "ray::ServeReplica",
     "Serve's proxy": "ray::ProxyActor",
+    "session server": "actors.gateway.sessions",
     "client": "ray::Program",
 }
-"""Processes that a call may pass, and the beginnings of their titles."""
+"""Processes that a call may pass, and parts of their titles."""
+KEY = "a-key-of-the-programs"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 WORDS = " ".join(str(__doc__).split())
 REPLY = f"{WORDS[:200]}\n{CALL}"
@@ -91,8 +96,8 @@ COMPLETION = completion_of(ANSWER, "policy")
 class Program:
     """A process of programs, each of which holds a conversation by OpenAI's client."""
 
-    def converse(self, url: str, key: str, num_calls: int) -> None:
-        """Call the policy so often, with the results of its tool calls."""
+    def converse(self, url: str, key: str, num_calls: int, reward_url: str = "") -> None:
+        """Call the policy so often, with the results of its tool calls, and hand in a reward."""
         import openai
 
         messages: list[Any] = list(BEGINNING)
@@ -104,26 +109,9 @@ class Program:
                 messages.append(message)
                 for call in message.tool_calls or ():
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULT})
-
-
-@ray.remote(num_cpus=0)
-class Fleet:
-    """Stores the journals as the fleet does."""
-
-    def __init__(self) -> None:
-        self._journals = JournalStore()
-
-    async def open(self, rollout_id: str) -> None:
-        """Open the journal of a rollout."""
-        self._journals.open(rollout_id, 1)
-
-    async def drop(self, rollout_id: str) -> None:
-        """Forget it."""
-        self._journals.drop(rollout_id)
-
-    async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
-        """Store a turn."""
-        self._journals.record(rollout_id, attempt, index, entry)
+        if reward_url:
+            headers = {"authorization": f"Bearer {key}"}
+            httpx.post(reward_url, json={"reward": 1}, headers=headers, trust_env=False).raise_for_status()
 
 
 @ray.remote(num_cpus=0)
@@ -131,9 +119,9 @@ class Caller:
     """A process as a rollout actor's, which plays sessions."""
 
     def __init__(
-        self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle, fleet: ray.actor.ActorHandle
+        self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle, elsewhere: RemoteProgram
     ) -> None:
-        self._sampler, self._program, self._fleet = sampler, program, fleet
+        self._sampler, self._program, self._elsewhere = sampler, program, elsewhere
         self._edge, self._direct = served(self._answer_at_once), served(self._answer_directly)
         self._turns: dict[str, Turn] = {}
         """The last turn of each conversation that calls the sampler."""
@@ -143,7 +131,7 @@ class Caller:
         ways = {
             "edge": self._converse(self._edge),
             "sampler": self._converse(self._direct),
-            "gateway": self._play,
+            "gateway": self._play_function,
             "recorded": self._play_recorded,
         }
         with ThreadPoolExecutor(IN_FLIGHT) as threads:
@@ -171,24 +159,21 @@ class Caller:
         return JSONResponse(COMPLETION)
 
     def _play_recorded(self, num_calls: int, number: int) -> None:
-        rollout_id = os.urandom(8).hex()
-        self._fleet.open.remote(rollout_id)
+        name, url = os.urandom(8).hex(), self._elsewhere.url
+        reward_url = f"{url}/sessions/{name}/reward"
+        program = self._program.converse.remote(f"{url}/v1", f"{KEY}:{name}", num_calls, reward_url)
+        self._play(self._elsewhere, num_calls, AnswersJournal(name=os.urandom(8).hex()))
+        ray.get(program)
 
-        def record(index: int, entry: bytes) -> None:
-            ray.get(self._fleet.record_turn.remote(rollout_id, 1, index, entry))
+    def _play_function(self, num_calls: int, number: int) -> None:
+        self._play(self._solve, num_calls, Journal())
 
-        self._play(num_calls, number, AnswersJournal(record))
-        self._fleet.drop.remote(rollout_id)
-
-    def _play(self, num_calls: int, number: int, journal: Journal | None = None) -> None:
-        pair = pair_of(None, None, self._solve, {}, {})
-        if journal is not None:
-            pair = replace(pair, env_class=RemoteEnv)
+    def _play(self, rollout: RolloutFunction, num_calls: int, journal: Journal) -> None:
+        pair = pair_of(None, None, rollout, {}, {})
         task = {"num_calls": num_calls}
         request = RolloutRequest(rollout_id=os.urandom(8).hex(), group_id="a", task=task)
         limits = RolloutLimits(max_steps=num_calls + 1, max_response_tokens=10**6)
         env = pair.make_env(request)
-        journal = journal or Journal()
         trajectory = run_rollout(pair.make_agent(), env, self._sample, request, limits, journal)
         env.close()
         assert len(trajectory.steps) == num_calls and trajectory.steps[-1].done, trajectory
@@ -228,7 +213,9 @@ def main() -> None:
         app.start()
         sampler = SamplerActor.remote(partial(ServeSampler, "sampled", folder))
         program = Program.options(max_concurrency=IN_FLIGHT).remote()
-        caller = Caller.remote(sampler, program, Fleet.remote())
+        with patch.dict(os.environ, {KEYS_VARIABLE: f"programs:{KEY}"}):
+            sessions = SessionServer(port=0, late_rewards=folder)
+        caller = Caller.remote(sampler, program, sessions.rollout)
         url = f"http://127.0.0.1:{port}/v1"
 
         def policy_server(num_sessions: int, num_calls: int) -> None:
@@ -242,6 +229,7 @@ def main() -> None:
         for calls in map(int, given.calls.split(",")):
             costs = {way: measured(run, given.sessions, calls, given.rounds) for way, run in ways.items()}
             show(calls, costs)
+        sessions.close()
         app.stop()
         serve.shutdown()
 
@@ -260,12 +248,11 @@ def measured(run: Callable[[int, int], None], sessions: int, calls: int, rounds:
 
 def cpu_seconds() -> dict[str, float]:
     """CPU seconds of each process that a call may pass."""
-    raylet = psutil.Process(ray._private.worker._global_node.all_processes["raylet"][0].process.pid)
     seconds = dict.fromkeys(PROCESSES, 0.0)
-    for process in raylet.children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         title = " ".join(process.cmdline())
         for name, mark in PROCESSES.items():
-            if title.startswith(mark):
+            if mark in title:
                 times = process.cpu_times()
                 seconds[name] += times.user + times.system
     return seconds
@@ -277,7 +264,7 @@ def show(calls: int, costs: dict[str, dict[str, float]]) -> None:
     report = Report(title, ("way", *PROCESSES, "ours", "of the sampler's"))
     edge = costs["edge"]
     ours = {
-        way: each["caller"] - edge["caller"] + each["sampling actor"] + each["fleet"]
+        way: each["caller"] - edge["caller"] + each["sampling actor"]
         for way, each in costs.items()
         if way in ("sampler", "gateway", "recorded")
     }

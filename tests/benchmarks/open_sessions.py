@@ -26,6 +26,7 @@ from report import Report
 from actors.gateway.client import PolicyClient
 from actors.gateway.function import pair_of
 from actors.rollouts.pair_process import PairProcess, Zygote
+from actors.rollouts.player import Attempt
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from environments.types import Completion, StepEvent
 from policies.sampler import SampleRequest
@@ -108,7 +109,7 @@ def measured(num_sessions: int, num_calls: int, pairs_per_actor: int) -> tuple[s
         ]
         for number, each in enumerate(pairs):
             request = RolloutRequest(rollout_id=f"{number}/0", group_id=f"{number}", task=task)
-            threading.Thread(target=each.run, args=(request, 1, ()), daemon=True).start()
+            threading.Thread(target=each.run, args=(Attempt(request),), daemon=True).start()
         while opened.stat().st_size < num_sessions:
             time.sleep(0.1)
     seconds = time.monotonic() - start

@@ -50,7 +50,7 @@ class Player:
         link: Any = SimpleNamespace(
             is_followed=False,
             sample=self._sample,
-            record_turn=lambda *turn: self.dispatcher.journals.record(*turn[:4]),
+            record_turn=lambda *turn: self.dispatcher.journals.record(*turn),
         )
         pair = Pair(agent_class=GameAgent, env_class=env_class)
         self.actor = player.Player(pair, RolloutLimits(max_steps=NUM_TURNS), link)

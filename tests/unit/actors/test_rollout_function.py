@@ -25,6 +25,7 @@ import pytest
 from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
 from actors.gateway.function import FunctionAgent, RemoteEnv, RolloutFunction, pair_of
+from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import AnswersJournal, Journal
@@ -227,9 +228,10 @@ def test_journal_of_a_program_holds_what_its_calls_share_once() -> None:
             messages += [response.choices[0].message, {"role": "user", "content": "b"}]
         return 1.0
 
-    entries: list[bytes] = []
-    journal = AnswersJournal(lambda index, entry: entries.append(entry))
-    env, model = RemoteEnv(solve, TASK), ScriptedSampler(echo)
+    class Rollout(RemoteProgram):
+        __call__ = staticmethod(solve)  # type: ignore[assignment]
+
+    env, model = RemoteEnv(Rollout("", "a key", silent_seconds=9), TASK), ScriptedSampler(echo)
     request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
     try:
         run_rollout(
@@ -238,10 +240,11 @@ def test_journal_of_a_program_holds_what_its_calls_share_once() -> None:
             lambda request: asyncio.run(model.sample(request)),
             request,
             RolloutLimits(),
-            journal,
+            AnswersJournal(),
         )
     finally:
         env.close()
+    entries = env._calls.entries
     assert len(entries) == 3 and sum(map(len, entries[1:])) < 10_000 < 100_000 < len(entries[0])
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -32,12 +32,12 @@ from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
 
 from actors.gateway import session_server
+from actors.gateway.entries import SessionJournals
 from actors.gateway.function import pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import CALL_HEADER, RETRY_HEADER, Listener, gateway, serve
 from actors.gateway.session_server import SessionServer
 from actors.gateway.sessions import Sessions, run
-from actors.rollouts.journal import JournalStore
 from actors.rollouts.pair_process import PairProcess, Zygote
 from actors.rollouts.player import NODE_ADDRESS, Attempt
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest
@@ -302,39 +302,52 @@ def test_call_that_waits_at_the_reward_is_answered(
         assert rollout.result(30).reward == 1.0
 
 
+ADD = SessionJournals.add
+
+
 class KilledPlaces:
-    """Plays a rollout in processes of which the first is killed, at a moment of the second call."""
+    """Plays a rollout in processes of which the first is killed, at a moment of the second call. The session
+    server has once to make room for the journals of others.
+    """
 
     is_followed = False
 
     def __init__(self, moment: str) -> None:
-        self.moment, self.num_sampled = moment, 0
-        self.journals, self.process = JournalStore(), None
+        self.moment, self.num_sampled, self.was_full = moment, 0, False
+        self.process: Any = None
 
-    def kill(self, moment: str) -> None:
+    def kill(self, moment: str) -> bool:
         if self.moment == moment and self.num_sampled >= 2:
             self.moment = ""
             os.kill(self.process._pid, signal.SIGKILL)
+            return True
+        return False
 
     def sample(self, request: SampleRequest, deadline: float) -> Completion:
         self.num_sampled += 1
         self.kill("while it is sampled")
         return asyncio.run(ScriptedSampler(echo).sample(request))
 
-    def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes, waits: bool) -> None:
-        assert waits
-        self.journals.record(rollout_id, attempt, index, entry)
-        self.kill("before its answer is sent")
+    def record_turn(self, *turn: object) -> None:
+        raise AssertionError("The session server has it.")
+
+    def add(self, journals: SessionJournals, session: str, *given: Any) -> bool:
+        """Keep entries as the session server does, from which the answer goes to the program then."""
+        if self.kill("before its answer is kept"):
+            return False
+        if not self.was_full and self.num_sampled > 2:
+            self.was_full = True
+            journals._drop_entries(session)
+        return ADD(journals, session, *given) and not self.kill("when its answer is kept")
 
     def play(self, rollout: RemoteProgram) -> tuple[Trajectory, int]:
         """The trajectory, and the number of attempts."""
         pair = pair_of(None, None, rollout, {}, {})
         request = RolloutRequest(rollout_id="000000/0000", group_id="a", task=TASK)
-        zygote = Zygote(pair)
+        zygote, name = Zygote(pair), os.urandom(8).hex()
         for number in count(1):
-            entries = self.journals.open(request.rollout_id, number)
             self.process = PairProcess(zygote, pair, RolloutLimits(timeout_seconds=60, max_steps=9), self)
-            attempt = Attempt(request, number, entries, self.journals.name_of(request.rollout_id))
+            attempt = Attempt(request, number, name=name)
             trajectory = self.process.run(attempt).trajectory
             self.process.end()
             if trajectory.termination_reason is not TerminationReason.CRASHED:
@@ -365,11 +378,21 @@ def told(client: openai.OpenAI, places: KilledPlaces) -> list[str]:
 
 
 @pytest.mark.slow
-def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server: SessionServer) -> None:
+def test_program_notices_nothing_of_a_killed_rollout(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, server: SessionServer
+) -> None:
     played = []
-    sampled = "while it is sampled"
-    for moment in ("never", sampled, f"another {sampled}", "before its answer is sent", "after its answer"):
+    sampled_again = {
+        "never": 0,
+        "while it is sampled": 1,
+        "another while it is sampled": 1,
+        "before its answer is kept": 2,
+        "when its answer is kept": 0,
+        "after its answer": 0,
+    }
+    for moment, num_again in sampled_again.items():
         places = KilledPlaces(moment)
+        monkeypatch.setattr(SessionJournals, "add", lambda *given, places=places: places.add(*given))
         with named(server, moment.replace(" ", "-")) as client, ThreadPoolExecutor(1) as threads:
             rollout = threads.submit(places.play, server.rollout)
             answers = told(client, places)
@@ -378,11 +401,11 @@ def test_program_notices_nothing_of_a_killed_rollout(http: httpx.Client, server:
             trajectory, num_attempts = rollout.result(60)
         assert trajectory.termination_reason is TerminationReason.ENV_DONE, trajectory.error
         assert num_attempts == 1 + (moment != "never")
-        assert places.num_sampled == 6 + (sampled in moment), "nothing else is sampled again"
+        assert places.num_sampled == 6 + num_again, "nothing else is sampled again"
         infos = [{**step.info, "session": ""} for step in trajectory.steps]
         trajectory.rollout_id = "a"
         played.append((answers, infos, trajectory.metrics, training_samples(trajectory)))
-    assert played[1:] == played[:1] * 4
+    assert played[1:] == played[:1] * 5
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
@@ -392,12 +415,20 @@ def offer(
     address: str = "http://127.0.0.1:1",
     seconds: float = 0.3,
     run: str = "runs/first",
+    attempt: int = 1,
 ) -> httpx.Response:
     """Offer a task, as the actor of a rollout does, and wait a while for its result."""
     environment = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": address}
     return httpx.post(
         f"{server.url}/offers",
-        json={"id": id, "task": TASK, "environment": environment, "model": "m", "run": run},
+        json={
+            "id": id,
+            "task": TASK,
+            "environment": environment,
+            "model": "m",
+            "run": run,
+            "attempt": attempt,
+        },
         headers={"authorization": f"Bearer {server.rollout.key}"},
         timeout=seconds,
         trust_env=False,
@@ -509,10 +540,11 @@ def test_call_that_is_sent_again_has_its_name_and_number(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_offered", [True, False], ids=["has offered", "is about to offer"])
 def test_answer_of_a_node_that_counts_as_lost_is_none(
-    http: httpx.Client, server: SessionServer, sessions: list[Sessions]
+    http: httpx.Client, server: SessionServer, sessions: list[Sessions], has_offered: bool
 ) -> None:
-    """It has not died, but the fleet has let another one go on: what it answers is not recorded."""
+    """It has not died, but the fleet has let another one go on: what it answers is in no journal."""
     is_called, is_replaced = threading.Event(), threading.Event()
 
     def late(sent: tuple[str, str]) -> bytes:
@@ -533,7 +565,14 @@ def test_answer_of_a_node_that_counts_as_lost_is_none(
         offers = [threads.submit(offer, server, "a", old.address, seconds=30.0)]
         called = threads.submit(http.post, "/v1/chat/completions", json=body, headers=headers)
         assert is_called.wait(30)
-        offers.append(threads.submit(offer, server, "a", new.address, seconds=30.0))
+        if not has_offered:
+            assert replace(server.rollout, attempt=2).entries("a") == []
+            is_replaced.set()
+            assert offer(server, "a", old.address).json() == {
+                "failed": "Another actor has gone on with its rollout."
+            }
+            assert not wait([called], 0.5).done
+        offers.append(threads.submit(offer, server, "a", new.address, seconds=30.0, attempt=2))
         address = {"OPENAI_API_KEY": "k", "ANTHROPIC_BASE_URL": new.address}
         wait_until(lambda: sessions[0]._open["a"].offer["environment"] == address, 30)
         is_replaced.set()
@@ -720,7 +759,7 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
-def converse(url: str, name: str, goes_on: threading.Event) -> list[str]:
+def converse(url: str, name: str, goes_on: threading.Event, begun: list[str]) -> list[str]:
     """What a program that tries nothing again is answered; between two calls it waits for ``goes_on``."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=f"{KEY}:{name}", max_retries=0, timeout=30)
     headers = {"authorization": f"Bearer {KEY}:{name}"}
@@ -732,6 +771,7 @@ def converse(url: str, name: str, goes_on: threading.Event) -> list[str]:
             messages.append({"role": "user", "content": f"{turn} of {number}"})
             answers.append(client.chat.completions.create(model="m", messages=messages).choices[0].message)
             messages.append(answers[-1])
+            begun.append(name)
             goes_on.wait(60)
         assert reward(http, session, reward=number).status_code == 200
     assert [each.content for each in answers] == [f"You said {turn} of {number}" for turn in range(3)]
@@ -756,11 +796,13 @@ def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) ->
     ):
         end.callback(driver.kill)
         wait_until(lambda: connects(url), 60)
+        begun: list[str] = []
         programs = [
-            threads.submit(converse, url, f"a-{each}", now if each % 2 else later) for each in range(8)
+            threads.submit(converse, url, f"a-{each}", now if each % 2 else later, begun) for each in range(8)
         ]
         assert driver.stdout is not None
         assert [driver.stdout.readline() for _ in range(4)] == ["is called\n"] * 4
+        wait_until(lambda: len(begun) == 8, 60)
         driver.kill()
         driver.wait(60)
         later.set()
