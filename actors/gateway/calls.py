@@ -20,12 +20,6 @@ MAX_REMEMBERED = 16
 """Requests whose answers a client may have lost after they were sent: as many as a program makes at once."""
 
 
-def _unanswered() -> Future[Json]:
-    answer = Future[Json]()
-    answer.set_running_or_notify_cancel()  # so that a client that has gone cannot cancel it
-    return answer
-
-
 @dataclass(frozen=True, slots=True)
 class WaitingCall:
     """A call whose answer the program's client waits for."""
@@ -37,7 +31,7 @@ class WaitingCall:
     """Name of its request; see ``SentRequest``."""
     is_count: bool = False
     """True where only the number of its prompt's tokens is wanted."""
-    answer: Future[Json] = field(default_factory=_unanswered)
+    answer: Future[Json] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,6 @@ class ProgramCalls:
         """Requests whose client has gone before it had the answer; so with this one."""
         self._answered: deque[SentRequest] = deque(maxlen=MAX_REMEMBERED)
         """The last requests that were answered; so with this one."""
-        self._newest: WaitingCall | None = None
         self._moved = 0.0
         self._over = ""
         self._lock = threading.Lock()
@@ -147,9 +140,8 @@ class ProgramCalls:
         self, call: PolicyCall, num_choices: int = 1, name: str = "", is_count: bool = False
     ) -> WaitingCall:
         """Take a call in, or the wish to know how many tokens its prompt has."""
-        waiting = self._newest = WaitingCall(call, num_choices, name, is_count)
+        waiting = WaitingCall(call, num_choices, name, is_count)
         self._moved = time.monotonic()
-        waiting.answer.add_done_callback(self._note_answer)
         with self._lock:
             if self._over:
                 self.fail(waiting)
@@ -157,17 +149,14 @@ class ProgramCalls:
                 self._events.put(waiting)
         return waiting
 
-    def _note_answer(self, _: Future[Json]) -> None:
-        self._moved = time.monotonic()
-
     def idle_seconds(self) -> float:
         """Return the seconds since the last answer or call; 0 before the first call, and while one waits."""
-        newest = self._newest
-        return 0.0 if newest is None or not newest.answer.done() else time.monotonic() - self._moved
+        return 0.0 if self._open or not self._moved else time.monotonic() - self._moved
 
     def abandon(self, request: SentRequest) -> None:
         """Take note of a request whose client has gone without an answer: it may come back."""
         if request in self._open:  # else it has come back already
+            self._moved = time.monotonic()
             self._open.remove(request)
             request.try_number = -1
             if request.calls:
@@ -176,6 +165,7 @@ class ProgramCalls:
     def remember(self, request: SentRequest) -> None:
         """Take note of a request whose answer is sent: its client may lose it on the way."""
         if request in self._open:
+            self._moved = time.monotonic()
             self._open.remove(request)
             self._answered.append(request)
 

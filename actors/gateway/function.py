@@ -373,12 +373,12 @@ class Program:
         from actors.gateway.server import gateway  # it loads an HTTP server, which other pairs need not
 
         self._function, self._task, self._calls = function, task, calls
-        self._gateway = gateway()
+        self._gateway = served = gateway()
         self._key = self._gateway.open(calls)
         access = Access(
             url=self._gateway.url,
             key=self._key,
-            open_to_others=lambda: self._gateway.remote_url,
+            open_to_others=lambda: served.remote_url,
             idle_seconds=calls.idle_seconds,
             session=name or secrets.token_urlsafe(12),
             serve=self._gateway.serve,

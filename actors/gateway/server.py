@@ -11,6 +11,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,8 +121,8 @@ class Gateway:
         """Count the tokens that a call of Anthropic's messages would read now."""
         session = self._session(request)
         counting = session.calls.take(policy_call(count_request(await body_of(request))), is_count=True)
-        await settled(request, answer := asyncio.wrap_future(counting.answer))
-        return JSONResponse(answer.result())
+        await settled(request, end_of(counting.answer))
+        return JSONResponse(counting.answer.result())
 
     async def _answer(self, request: Request) -> Response:
         """Answer a call in the dialect of its path."""
@@ -153,8 +155,8 @@ async def _completion(request: Request, calls: ProgramCalls, call: PolicyCall, b
         while len(answers) < body.num_choices:
             if len(sent.calls) == len(answers):
                 sent.calls.append(calls.take(call, body.num_choices, name))
-            answer = asyncio.wrap_future(sent.calls[len(answers)].answer)
-            await settled(request, answer)
+            answer = sent.calls[len(answers)].answer
+            await settled(request, end_of(answer))
             answers.append(answer.result())
     except BaseException:
         calls.abandon(sent)  # it gets none of them now, and all of them if it comes back
@@ -189,6 +191,26 @@ async def body_of(request: Request) -> Json:
     if not isinstance(body, dict):
         raise RequestError("The body has to be an object.")
     return body
+
+
+def end_of(answer: Future[Json]) -> asyncio.Future[None]:
+    """A future of this event loop that is done with ``answer``, which goes on where the future is cancelled.
+
+    ``asyncio.wrap_future`` would tie both to each other, and what they hold to them, until garbage is sought.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.create_future()
+
+    def set_end() -> None:
+        if not end.done():  # as it is where the client has gone
+            end.set_result(None)
+
+    def note(_: Future[Json]) -> None:
+        with suppress(RuntimeError):  # the loop has ended with its listener
+            loop.call_soon_threadsafe(set_end)
+
+    answer.add_done_callback(note)
+    return end
 
 
 async def settled(request: Request, future: asyncio.Future[Any], seconds: float | None = None) -> bool:

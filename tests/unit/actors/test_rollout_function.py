@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import pickle
 import re
@@ -511,6 +512,26 @@ def test_key_opens_no_other_rollout() -> None:
 
     play(first)
     assert play(second).reward == 1.0
+
+
+def test_calls_of_an_ended_rollout_leave_no_garbage() -> None:
+    """They hold all messages of a conversation: memory would grow until garbage is sought."""
+
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for _ in range(2):
+            client.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        return 1.0
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert play(solve).reward == 1.0
+        deadline = time.monotonic() + 10  # the gateway's thread ends its last answer by itself
+        while left := [type(each) for each in gc.get_objects() if type(each) in (WaitingCall, ProgramCalls)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow
