@@ -391,9 +391,10 @@ def _ranks(
         copy -= (base - master * _trained(shape, lora_rank)) / num_ranks
         exported = 2 * master * shape.vocabulary * shape.hidden / num_ranks  # one of them has it
         passing = rank.gradients + rank.activations + rank.logits
-        if is_small:  # it is read whole
-            rank = replace(rank, weights=max(rank.weights, loaded - passing - moments))
-        return [replace(rank, checkpoint=max(0.0, copy - passing, exported - rank.logits))]
+        rank = replace(rank, checkpoint=max(0.0, copy - passing, exported - rank.logits))
+        if is_small:  # it was read whole
+            rank = replace(rank, weights=rank.weights + max(0.0, rank.program + loaded - rank.bytes))
+        return [rank]
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)
     host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated

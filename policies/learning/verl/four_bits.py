@@ -2,7 +2,7 @@
 
 A weight is one of 16 levels times the scale of its block of a row: NF4, of Dettmers et al. 2023 (QLoRA),
 section 3. Bytes and scales are parameters like any other, whose rows FSDP2 shards and a checkpoint keeps.
-torchao's tensor of this kind takes no shard of a part of its rows, and no layer of 576 x 576.
+torchao's tensor of this kind takes no slice of rows, and by default no layer of 576 x 576.
 """
 
 from __future__ import annotations

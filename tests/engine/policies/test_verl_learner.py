@@ -706,7 +706,9 @@ def test_adapters_learn_on_a_base_in_four_bits(make_rank: MakeRank, tiny_model: 
             theirs = token_logprobs(merged, sample.prompt_ids, sample.response_ids, 1.0)
         theirs *= torch.tensor(sample.loss_mask)
         torch.testing.assert_close(torch.tensor(sample.old_logprobs), theirs, rtol=0, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"another model: .*base_layer.* the learner.verl.model that it was"):
+    with pytest.raises(
+        ConfigError, match=r"another model: .*base_layer.* the learner.verl.model that it was"
+    ):
         whole.load(str(tmp_path))
 
 

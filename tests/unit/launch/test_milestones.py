@@ -22,7 +22,7 @@ from launch.health.interrupt import Interrupts
 from launch.reporting.goal import Goal
 from launch.reporting.tracker import METRICS
 from launch.run_folder.checkpoint import Progress, StreamState
-from launch.settings.tree import RunConfig
+from launch.settings.tree import RunConfig, TrainConfig
 from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.evaluator import Evaluation
@@ -32,7 +32,7 @@ from launch.training.run_state import RunState
 
 def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> RunState:
     run = RunConfig(directory=str(directory), resume=resume, checkpoints={"kept": checkpoints_kept})
-    return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
+    return RunState(TrainConfig(run=run), directory)
 
 
 def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:
