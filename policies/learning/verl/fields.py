@@ -63,7 +63,7 @@ OWN_SETTINGS: Mapping[str, str] = {
 
 QUANTIZATION = "quantization_config"
 """Field of ``learner.verl.model.override_config`` for a base in four bits beneath adapters (QLoRA)."""
-IN_FOUR_BITS = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+IN_FOUR_BITS: Mapping[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 """Value of that field, whose second part may be left out."""
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that models have for the number of a layer's experts."""
@@ -146,7 +146,7 @@ def in_four_bits(learner: LearnerConfig) -> bool:
 def _check_quantization(setting: str, given: Any, learner: LearnerConfig) -> None:
     """A base can be kept as ``given``. Raises ``ConfigError``."""
     kept = given if isinstance(given, Mapping) and "load_in_4bit" in given else {}
-    if IN_FOUR_BITS | kept != IN_FOUR_BITS or not kept:
+    if not kept or {**IN_FOUR_BITS, **kept} != IN_FOUR_BITS:
         raise ConfigError(
             f"{setting}={given!r} is not offered: it takes load_in_4bit=true alone, which is NF4 with a "
             "scale for 64 weights. Leave the rest out."
