@@ -10,6 +10,7 @@ PAGE = Path(__file__).resolve().parents[1] / ".docs" / "pages" / "gpus.md"
 ALWAYS = ("learner.device=cuda", "learner.dtype=bfloat16", "learner.micro_batch_tokens=8192")
 ON_GPUS = (*ALWAYS, "server.engine.num_gpus=1", "server.engine.options.dtype=bfloat16")
 """What the page adds to every row."""
+IN_FOUR_BITS = "learner.verl.model.override_config.quantization_config.load_in_4bit=true"
 _ROW = re.compile(r"^\| (\d[\dx ]+) \| (\S+) \| (.+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 
 
@@ -33,6 +34,7 @@ class Row:
 def _settings(added: str) -> tuple[str, ...]:
     settings = re.findall(r"[^\s`]+=[^\s`]+", added)
     settings += ["learner.verl.engine.offload_policy=true"] if "offload" in added else []
+    settings += [IN_FOUR_BITS] if "four bits" in added else []
     for spread in re.findall(r"tensor (\d)", added):
         settings += [
             f"server.engine.num_gpus={spread}",

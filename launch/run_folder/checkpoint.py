@@ -20,6 +20,8 @@ from environments.data.trajectory_json import trajectory_from_json, trajectory_l
 from environments.disk import FileDigest, replaced, sync
 from environments.errors import ConfigError, TroupeError
 from environments.types import JudgedBy, Trajectory
+from policies.learning.settings import LearnerConfig
+from policies.learning.verl.fields import in_four_bits
 
 LATEST = "latest"
 BEST = "best"
@@ -61,6 +63,13 @@ class Progress:
     """Name that the run has given itself: that of whose checkpoints lie at an address."""
     judged_by: dict[str, str] = field(default_factory=dict)
     """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
+
+    @classmethod
+    def first(cls, learner: LearnerConfig) -> Progress:
+        """Make that of a run that begins: weights in four bits are a version of their own, since the
+        model's file has others.
+        """
+        return cls(version=int(in_four_bits(learner)))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from environments.errors import ConfigError, TroupeError
@@ -24,9 +24,9 @@ from launch.training.stages.policy_update import PolicyUpdateStage
 class Beginning:
     """A state of a run from which its updates can be computed again."""
 
-    checkpoint: Path | None = None
+    checkpoint: Path | None
     """Folder of a checkpoint; ``None`` for the model that the run began with."""
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress
 
     def __str__(self) -> str:
         if self.checkpoint is None:
@@ -94,7 +94,7 @@ class PastRun:
         if checkpoints:
             return Beginning(checkpoints[-1], CheckpointFolder.progress(checkpoints[-1]))
         if isinstance(chosen_stages(self.config)[0], PolicyUpdateStage):
-            return Beginning()
+            return Beginning(None, Progress.first(self.config.learner))
         oldest = min(map(step_of, self._checkpoints.all()), default=None)
         first = "it has none" if oldest is None else f"its oldest one is of step {oldest}"
         raise TroupeError(

@@ -61,7 +61,8 @@ class RunState:
         self._check_beginning(config)
         if self._remote is not None:
             self._remote.check_beginning(self.checkpoints)
-        self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
+        began = None if self.checkpoint is None else CheckpointFolder.progress(self.checkpoint)
+        self.progress = began or Progress.first(config.learner)
         self.progress.run = self.progress.run or uuid4().hex
         self.saved = deepcopy(self.progress) if self.checkpoint else None
         """Progress in the newest checkpoint, be it whole or being written; ``None`` without a checkpoint."""

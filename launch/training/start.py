@@ -323,10 +323,12 @@ def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> N
 
 def restore(learner: Learners, state: RunState, stages: Sequence[Stage], tracker: Tracker) -> None:
     """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
+    progress = state.progress
     if state.checkpoint is None:
+        if progress.version:  # the model's folder has other weights
+            learner.publish(progress.version)
         return
     not_restored = learner.load(str(state.checkpoint))
-    progress = state.progress
     if progress.version:
         learner.publish(progress.version)
     elif progress.stage_steps and not any(0 < each.num_done(state) < each.num_steps for each in stages):

@@ -29,14 +29,14 @@ from launch.validation.resources import most_replicas, num_gpus, num_rollout_act
 from policies import tiny
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes, token_bytes
 from policies.learning.algorithm import Algorithm
-from policies.learning.verl.fields import small_moment
+from policies.learning.verl.fields import NUM_EXPERTS, check_base, in_four_bits, small_moment
 from policies.model_files import config_of
 
 GB = 1e9
 FULL, HALF = 4, 2
 """Bytes of a number."""
-FOUR_BITS = 0.5 + FULL / 64
-"""Bytes of a weight in four bits: bitsandbytes has a scale for each 64."""
+FOUR_BITS = 0.5 + HALF / 64
+"""Bytes of a weight in four bits, with its part of the scale of 64."""
 LEARNER_PROCESS = 0.53 * GB
 """A rank without its model: Python, torch and verl."""
 ENGINE_PROCESS = 0.61 * GB
@@ -51,8 +51,6 @@ GPU_CONTEXT = 1.0 * GB
 """CUDA and NCCL in a process. Not measured."""
 LOGIT_BYTES = 3 * FULL
 """Bytes of a logit at the peak: the model's own, the chosen tokens', and the softmax or its gradient."""
-NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names that models have for the number of a layer's experts."""
 HOST = "Host memory"
 GPU_SHARE = 0.9
 """Share of a GPU that vLLM takes unless its options say another."""
@@ -74,7 +72,6 @@ class ModelShape:
         dense_inner: widths of the first layers that have a network instead of experts.
         vision: number of parameters of the part that reads pictures, and of those that adapters have in it
             for each of their rank.
-        in_four_bits: whether the file has the layers so, for adapters (QLoRA). That is planned only.
     """
 
     config: Mapping[str, Any]
@@ -90,7 +87,6 @@ class ModelShape:
     vocabulary: int
     tied: bool
     vision: tuple[int, int] = (0, 0)
-    in_four_bits: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -123,7 +119,6 @@ class ModelShape:
                 vocabulary=int(text["vocab_size"]),
                 tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
                 vision=_vision(config, hidden) if "vision_config" in config else (0, 0),
-                in_four_bits=bool((config.get("quantization_config") or {}).get("load_in_4bit")),
             )
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -152,9 +147,8 @@ class ModelShape:
         layers = sum(map(self._layer, self.dense_inner)) + others * self.layer
         return self.embedding + layers + self.hidden + self.vision[0]
 
-    def bytes(self, number: float) -> float:
-        """Bytes of all parameters, of ``number`` each where they are not in four bits."""
-        of_layers = FOUR_BITS if self.in_four_bits else number
+    def bytes(self, number: float, of_layers: float) -> float:
+        """Bytes of all parameters, of ``number`` each, and ``of_layers`` in the layers."""
         return number * self.embedding + of_layers * (self.num_parameters - self.embedding)
 
     def adapters(self, rank: int) -> int:
@@ -290,8 +284,11 @@ def shape_of(config: TrainConfig) -> ModelShape:
     Raises:
         ConfigError: its ``config.json`` cannot be had, or is of another kind.
     """
-    path = config.model.path
-    return ModelShape.of(TINY if path is None else config_of(model_folder(path)))
+    if (path := config.model.path) is None:
+        return ModelShape.of(TINY)
+    shape = ModelShape.of(described := config_of(model_folder(path)))
+    check_base(config.learner, f"model.path={path!r}", described)
+    return shape
 
 
 def processes(config: TrainConfig, shape: ModelShape, gpu_bytes: float = 0.0) -> list[Process]:
@@ -364,7 +361,9 @@ def _ranks(
     master = HALF if engine.get("model_dtype") in ("bf16", "bfloat16") else FULL
     shards = engine.get("fsdp_size", -1)
     shards = shards if 0 < shards < num_ranks else num_ranks
-    whole = (shape.bytes(master) + master * teacher_size) / shards
+    is_small = lora_rank > 0 and in_four_bits(learner)
+    base = shape.bytes(master, FOUR_BITS if is_small else master)
+    whole = (base + master * teacher_size) / shards
     trained = master * _trained(shape, lora_rank) / shards
     moments = 2 * trained * (small_moment(learner.verl.get("optimizer", {})) or master) / master
     gathered = number * (shape.embedding + 2 * shape.layer)
@@ -375,7 +374,7 @@ def _ranks(
     tokens, kept = _micro_batch(config), shape.num_layers * shape.kept
     if model.get("enable_gradient_checkpointing", on_gpu):
         kept = shape.num_layers * shape.hidden + shape.kept
-    copy = (shape.bytes(master) + master * (2 * _trained(shape, lora_rank) + reference)) / num_ranks
+    copy = (base + master * (2 * _trained(shape, lora_rank) + reference)) / num_ranks
     rank = Process(
         name=name,
         count=learner.num_workers,
@@ -386,13 +385,16 @@ def _ranks(
         activations=tokens * number * kept,
         logits=tokens * shape.vocabulary * LOGIT_BYTES,
     )
+    # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
+    loaded = FULL * max(shape.num_parameters, teacher_size) / (1 if shape.tied else num_ranks)
     if not on_gpu:
-        copy -= (shape.bytes(master) - master * _trained(shape, lora_rank)) / num_ranks
+        copy -= (base - master * _trained(shape, lora_rank)) / num_ranks
         exported = 2 * master * shape.vocabulary * shape.hidden / num_ranks  # one of them has it
         passing = rank.gradients + rank.activations + rank.logits
-        return [replace(rank, checkpoint=max(0.0, copy - passing, exported - rank.logits))]
-    # verl reads the model on the first rank's host, or on each one's if embedding and output are the same.
-    loaded = max(shape.bytes(FULL), FULL * teacher_size) / (1 if shape.tied else num_ranks)
+        rank = replace(rank, checkpoint=max(0.0, copy - passing, exported - rank.logits))
+        if is_small:  # it was read whole
+            rank = replace(rank, weights=rank.weights + max(0.0, rank.program + loaded - rank.bytes))
+        return [rank]
     host = Process(name=f"{name} on the host", count=num_ranks, program=LEARNER_PROCESS)
     host = replace(host, weights=loaded, checkpoint=copy)
     turns = config.server.colocated
@@ -483,7 +485,6 @@ def plan_text(config: TrainConfig, shape: ModelShape, devices: Devices | None) -
         f"Peak memory by plan, of {shape.num_parameters / 1e6:,.1f} M parameters.",
         f"The largest micro-batch is full, with {_micro_batch(config):,} tokens, all sampled: "
         "runs with shorter rollouts take less.",
-        *["Its layers are in four bits: the learner cannot train that yet."] * shape.in_four_bits,
         "",
         *_table(rows),
         "",

@@ -12,6 +12,7 @@ from launch.workload import Workload
 from policies.agents.parsers import get_tool_parser
 from policies.engines.base import Engine, engine_class
 from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
+from policies.learning.verl.fields import NUM_EXPERTS
 from policies.model_files import config_of
 from policies.pictures import reads_pictures
 from policies.settings import EngineConfig
@@ -133,7 +134,7 @@ def check_publishing(config: TrainConfig) -> None:
             "build for this torch, or set stages=[warm_start] without rollouts."
         )
     shape = shape.get("text_config") or shape
-    for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
+    for name in (*NUM_EXPERTS, "kv_lora_rank"):
         if shape.get(name):
             raise ConfigError(
                 f"model.path={path} has {name}={shape[name]}: vLLM's CPU build does not load new weights "

@@ -17,6 +17,7 @@ from launch.settings.tree import ForksConfig, TrainConfig, algorithm_of
 from launch.workload import Workload
 from policies.agents.seats import SeatsAgent
 from policies.learning.served_teacher import ServedTeacher
+from policies.learning.verl.fields import check_base
 from policies.model_files import check_loadable, check_teacher, config_of, num_rows
 
 TEACHER = "algorithm.options.teacher"
@@ -203,12 +204,7 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
     if config.model.path is not None:
         folder = model_folder(config.model.path)
         check_loadable(folder, config.model.chat_template_kwargs)
-        if "quantization_config" in config_of(folder):
-            raise ConfigError(
-                f"model.path={config.model.path!r} has quantized weights, which the learner cannot train, "
-                "not even beneath adapters (QLoRA): name the model that they were made from, with "
-                "learner.lora.rank=16 for less memory."
-            )
+        check_base(config.learner, f"model.path={config.model.path!r}", config_of(folder))
     _check_teacher(config, workload)
 
 

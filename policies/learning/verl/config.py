@@ -15,6 +15,7 @@ from typing import Any
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_clip_range
+from policies.learning.verl.fields import QUANTIZATION
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from policies.learning.verl import cpu_platform
@@ -165,12 +166,13 @@ def critic_config(learner: LearnerConfig) -> CriticConfig:
 
 def _verl(cls: type, section: str, learner: LearnerConfig, **ours: Any) -> Any:
     """``cls`` with our settings, and over them the user's own from ``learner.verl.<section>``; dicts, such as
-    ``override_config``, are merged.
+    ``override_config``, are merged. What is kept in four bits is not verl's to know: transformers would
+    expect it so in the model's file.
     """
     given = dict(learner.verl.get(section, {}))
     for name, value in given.items():
         if isinstance(value, dict) and isinstance(ours.get(name), dict):
-            given[name] = ours[name] | value
+            given[name] = {key: each for key, each in (ours[name] | value).items() if key != QUANTIZATION}
     try:
         return cls(**(ours | given))
     except (TypeError, ValueError, AttributeError, AssertionError) as error:

@@ -30,6 +30,8 @@ from verl.workers.engine.fsdp.transformer_impl import (
 
 from environments.errors import LearnerError
 from policies.learning.verl import sequence_parallel, token_trees
+from policies.learning.verl.fields import QUANTIZATION
+from policies.learning.verl.four_bits import put_in_four_bits
 from policies.learning.verl.micro_batches import PACKED, prepare_micro_batches
 from policies.learning.verl.sequence_parallel import own_part, whole
 from policies.learning.verl.token_trees import Layout
@@ -92,6 +94,8 @@ class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
         if self.model_config.target_modules == ALL_LINEAR and (layers := layers_beside_experts(module)):
             self.model_config.__dict__["target_modules"] = layers  # verl's class lets no field be set
         adapted: torch.nn.Module = super()._build_lora_module(module)
+        if self.model_config.lora.get(QUANTIZATION):
+            put_in_four_bits(adapted)
         return adapted
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:

@@ -60,6 +60,12 @@ OWN_SETTINGS: Mapping[str, str] = {
 }
 """Settings that stand for fields of verl's."""
 
+QUANTIZATION = "quantization_config"
+"""Field of ``learner.verl.model.override_config`` for a base in four bits beneath adapters (QLoRA)."""
+IN_FOUR_BITS: Mapping[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+"""Value of that field, whose second part may be left out."""
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names that models have for the number of a layer's experts."""
 OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
 OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
 """Fields that move something from a GPU to its host."""
@@ -106,6 +112,8 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
     overrides = value if name == "override_config" and isinstance(value, Mapping) else {}
     if str(overrides.get("attn_implementation", "")).startswith("flash_attention"):
         _check_flash_attention(setting, learner)
+    if QUANTIZATION in overrides:
+        _check_quantization(f"{setting.partition('=')[0]}.{QUANTIZATION}", overrides[QUANTIZATION], learner)
     if name in ("optimizer", "optimizer_impl"):
         _check_optimizer(learner.verl["optimizer"])
     if name in OF_ADAPTERS and not learner.lora.rank:
@@ -136,6 +144,48 @@ def _check_flash_attention(setting: str, learner: LearnerConfig) -> None:
             f"{setting}: the package flash_attn is not installed, and not among the pins. Install it "
             "(.venv/bin/pip install --no-deps --no-build-isolation flash-attn), or leave the setting out: "
             "samples share what they have in common then."
+        )
+
+
+def in_four_bits(learner: LearnerConfig) -> bool:
+    """True if the frozen layers beneath adapters are kept in four bits."""
+    overrides = learner.verl.get("model", {}).get("override_config")
+    return isinstance(overrides, Mapping) and QUANTIZATION in overrides
+
+
+def _check_quantization(setting: str, given: Any, learner: LearnerConfig) -> None:
+    """A base can be kept as ``given``. Raises ``ConfigError``."""
+    kept = given if isinstance(given, Mapping) and "load_in_4bit" in given else {}
+    if not kept or {**IN_FOUR_BITS, **kept} != IN_FOUR_BITS:
+        raise ConfigError(
+            f"{setting}={given!r} is not offered: it takes load_in_4bit=true alone, which is NF4 with a "
+            "scale for 64 weights. Leave the rest out."
+        )
+    if not learner.lora.rank:
+        raise ConfigError(
+            f"{setting}={given!r} keeps weights that cannot be trained, but have adapters: set "
+            "learner.lora.rank=16, or leave it out."
+        )
+
+
+def check_base(learner: LearnerConfig, setting: str, config: Mapping[str, Any]) -> None:
+    """A model, by its ``config.json``, can be kept as the learner is to keep it.
+
+    Raises:
+        ConfigError: its file is quantized, or it has experts and is to be kept in four bits.
+    """
+    if QUANTIZATION in config:
+        raise ConfigError(
+            f"{setting} has quantized weights, which the learner cannot train: name the model that they were "
+            "made from, with learner.lora.rank=16 for less memory, and with "
+            f"learner.verl.model.override_config.{QUANTIZATION}.load_in_4bit=true (QLoRA) for still less."
+        )
+    text = {**config, **config.get("text_config", {})}
+    held = next((name for name in NUM_EXPERTS if text.get(name, 1) not in (None, 0, 1)), None)
+    if held is not None and in_four_bits(learner):
+        raise ConfigError(
+            f"{setting} has {held}={text[held]}, and transformers keeps the experts of a layer in one tensor "
+            f"that stays as it is: leave learner.verl.model.override_config.{QUANTIZATION} out."
         )
 
 

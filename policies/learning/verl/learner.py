@@ -23,7 +23,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, worker_config
 from policies.learning.verl.data import scored, supervised
-from policies.learning.verl.fields import check_fields
+from policies.learning.verl.fields import QUANTIZATION, check_fields, in_four_bits
 from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.shards import REFERENCE, Saved, StateCopy, TorchFiles, write_tensors
 from policies.learning.verl.token_trees import obstacle
@@ -108,6 +108,8 @@ class VerlLearner(VerlWorker):
         self._teacher = None if teacher is None else Teacher(teacher, learner, seed)
         rank, steps = learner.lora.rank, num_schedule_steps
         adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"} if rank else {}
+        if in_four_bits(learner):
+            adapters["lora"] = {QUANTIZATION: True}
         config = worker_config("language_model", model_path, learner, learner.optimizer, steps, adapters)
         try:
             super().__init__(config, learner, seed)

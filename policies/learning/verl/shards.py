@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from environments.disk import FileDigest, sync
 from environments.errors import ConfigError
 from policies.learning.verl import weights as verl_weights
+from policies.learning.verl.four_bits import numbers_in
 
 MODEL, OPTIMIZER, REFERENCE = "model/", "optimizer/", "reference/"
 """Beginnings of the names of tensors, by the part of the state that they belong to."""
@@ -38,7 +39,7 @@ OPEN_BYTES = 2**26
 """Bytes that are read of open files before they are closed."""
 NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
 """Types in the state of numpy's random generator. Tensors and plain values torch allows by itself."""
-_REMEDY = "Resume with the model.path that it was trained with."
+_REMEDY = "Resume with the model.path and the learner.verl.model that it was trained with."
 
 
 def restore_model(module: torch.nn.Module, saved: Saved) -> None:
@@ -247,9 +248,10 @@ def _place(tensor: torch.Tensor) -> Place:
 
 
 def flat_start(tensor: torch.Tensor) -> int:
-    """Place of this rank's shard, of rows as FSDP2 makes it, in the whole tensor as a flat one."""
+    """Place of this rank's shard, of rows as FSDP2 makes it, among the weights of the whole tensor."""
     place = _place(tensor)
-    return place.start[0] * math.prod(place.whole[1:]) if place.whole else 0
+    row = math.prod(place.whole[1:]) * numbers_in(tensor)
+    return place.start[0] * row if place.whole else 0
 
 
 def is_first_with(tensor: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import as_column, responses, unscored
+from policies.learning.verl.four_bits import SCALES, numbers_in, unpacked
 from policies.learning.verl.sequence_parallel import check_model
 from policies.learning.verl.shards import (
     MODEL,
@@ -179,7 +180,7 @@ class VerlWorker(TrainingWorker):
         self, state: Mapping[str, torch.Tensor], adapters: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shards in self._own_rows.items():
-            own = verl_weights.local(state[name]).flatten()
+            own = unpacked(name, lambda each: verl_weights.local(state[each])).flatten()
             delta = verl_weights.delta(self.engine.module, name, adapters.__getitem__)
             if delta is not None:
                 start = flat_start(state[name])
@@ -201,7 +202,10 @@ class VerlWorker(TrainingWorker):
                 each
                 for exported, whole in self._exported([name], without_memory)
                 for each in verl_weights.own_rows(
-                    exported, whole, flat_start(tensor), verl_weights.local(tensor).numel()
+                    exported,
+                    whole,
+                    flat_start(tensor),
+                    verl_weights.local(tensor).numel() * numbers_in(tensor),
                 )
             ]
             for name, tensor in state.items()
@@ -216,7 +220,7 @@ class VerlWorker(TrainingWorker):
         converted = (
             each
             for name in names
-            if not verl_weights.is_adapters(name)
+            if not verl_weights.is_adapters(name) and not name.endswith(SCALES)
             for each in convert_weight_keys(
                 {verl_weights.base_name(name): self._merged(name, whole_tensor)}, module
             ).items()
@@ -224,8 +228,9 @@ class VerlWorker(TrainingWorker):
         return (each for each in unfuse_moe_params(converted, kind) if not self._is_tied(each[0]))
 
     def _merged(self, name: str, whole_tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        weight = unpacked(name, whole_tensor)
         delta = verl_weights.delta(self.engine.module, name, whole_tensor)
-        return whole_tensor(name) if delta is None else whole_tensor(name) + delta
+        return weight if delta is None else weight + delta
 
     def _is_tied(self, name: str) -> bool:
         return name == "lm_head.weight" and bool(self.model_config.hf_config.tie_word_embeddings)
@@ -259,7 +264,7 @@ class VerlWorker(TrainingWorker):
             shape, dtype = files.shapes[MODEL + name], files.dtype(MODEL + name)
             return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
-        names = sorted(files.names_for(rank), key=lambda name: -files.dtype(MODEL + name).itemsize)
+        names = sorted(files.names_for(rank), key=lambda name: -unpacked(name, without_memory).itemsize)
         weights = self._exported(names, lambda name: files.whole(MODEL + name))
         layout = dict(self._exported(names, without_memory))
         path = os.path.join(folder, HUGGINGFACE, weights_file(rank, num_ranks))
@@ -300,12 +305,6 @@ class VerlWorker(TrainingWorker):
         """The state of the learning rate's schedule, for ``set_schedule``."""
         state: dict[str, Any] = self.engine.lr_scheduler.state_dict()
         return state
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """All that has a place in ``weights``, as this rank has it, by checkpoint name."""
-        module = self.engine.module
-        tensors = convert_weight_keys(module.state_dict(), module)
-        return {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
 
     def set_schedule(self, state: dict[str, Any]) -> None:
         """Let the schedule go on from a state of ``schedule``, with this run's ``learner.optimizer.lr``."""

@@ -35,9 +35,11 @@ pytestmark = pytest.mark.slow
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, warmup_steps=4)
 WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))
+IN_FOUR_BITS = {"override_config": {"quantization_config": {"load_in_4bit": True}}}
 POLICIES = {
     "all weights": LearnerConfig(),
     "adapters of an odd rank": LearnerConfig(lora=LoRAConfig(rank=3)),  # shards of 2 rows and of 1
+    "a base in four bits": LearnerConfig(lora=LoRAConfig(rank=3), verl={"model": IN_FOUR_BITS}),
     "a copy on each rank": LearnerConfig(verl={"engine": {"fsdp_size": 1}}),
 }
 KINDS = [*POLICIES, "critic"]

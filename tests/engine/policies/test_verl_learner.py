@@ -37,6 +37,10 @@ FROZEN = OptimizerConfig(lr=0.0)
 FAST = OptimizerConfig(lr=1e-3)
 WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))
 ADAPTED = LearnerConfig(lora=LoRAConfig(rank=4))
+QLORA = LearnerConfig(
+    lora=LoRAConfig(rank=4),
+    verl={"model": {"override_config": {"quantization_config": {"load_in_4bit": True}}}},
+)
 KINDS = {"policy": LearnerConfig(), "adapters": ADAPTED}
 
 
@@ -585,7 +589,9 @@ def test_distillation_brings_student_near_to_teacher(make_rank: MakeRank, untied
 # -- checkpoints ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "learner", [LearnerConfig(), ADAPTED, QLORA], ids=["all weights", "adapters", "four bits"]
+)
 def test_loaded_checkpoint_goes_on_bit_by_bit(
     make_rank: MakeRank, tmp_path: Path, learner: LearnerConfig
 ) -> None:
@@ -674,6 +680,45 @@ def test_adapters_are_merged_into_what_is_published_and_saved(
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
         torch.testing.assert_close(ours, apart, rtol=0, atol=1e-4)
         assert (ours - before).abs().max() > 0.05
+
+
+def test_adapters_learn_on_a_base_in_four_bits(make_rank: MakeRank, tiny_model: Path, tmp_path: Path) -> None:
+    """What is published is what the learner computes with, in the dtype of the model."""
+    rank, whole = make_rank(QLORA), make_rank(ADAPTED)
+    base = {name: each for name, each in rank.engine.module.named_parameters() if ".base_layer." in name}
+    kept = {name: each.detach().clone() for name, each in base.items()}
+    assert len(base) == 28 and {each.dtype for each in base.values()} == {torch.uint8, torch.bfloat16}
+    layers = [each for name, each in weights_of(tiny_model).items() if "_proj." in name]
+    assert 8 * sum(each.nbytes for each in base.values()) == 4.25 * sum(each.numel() for each in layers)
+    gains = []
+    for each in (rank, whole):
+        each.begin_phase(OptimizerConfig(lr=1e-2), 100)
+        losses = [each.fit(batches()).metrics["learn/loss"] for _ in range(2)]
+        gains.append(losses[0] - losses[1])
+    assert gains[1] > 0 and gains[0] == pytest.approx(gains[1], rel=0.1)
+    trained = [name for name, each in rank.engine.module.named_parameters() if each.requires_grad]
+    assert trained and all(".lora_" in name for name in trained)
+    assert_same({name: each.detach() for name, each in base.items()}, kept)
+    save(rank, tmp_path)
+    assert_same(weights(rank), weights_of(tmp_path / "huggingface"))
+    assert {each.dtype for _, each in rank.weights()} == {torch.float32}
+    merged = load(tmp_path / "huggingface")
+    for sample in with_old_logprobs(rank, batches(1)[0]).samples[:2]:
+        with torch.no_grad():
+            theirs = token_logprobs(merged, sample.prompt_ids, sample.response_ids, 1.0)
+        theirs *= torch.tensor(sample.loss_mask)
+        torch.testing.assert_close(torch.tensor(sample.old_logprobs), theirs, rtol=0, atol=1e-4)
+    with pytest.raises(
+        ConfigError, match=r"another model: .*base_layer.* the learner.verl.model that it was"
+    ):
+        whole.load(str(tmp_path))
+
+
+def test_base_in_four_bits_is_that_of_float32_in_bfloat16(make_rank: MakeRank) -> None:
+    batch, dtypes = batches(1)[0], ("float32", "bfloat16")
+    exact, rounded = (make_rank(replace(QLORA, dtype=dtype)).logprobs(batch) for dtype in dtypes)
+    for ours, theirs in zip(rounded, exact, strict=True):
+        assert ours == pytest.approx(theirs, abs=0.1)
 
 
 @pytest.mark.parametrize("layers", [".*embed_tokens", "lm_head"])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_page import ALWAYS, PAGE, ROWS, Row
+from gpu_page import IN_FOUR_BITS, ROWS, Row
 from picture_models import build
 
 from environments.errors import ConfigError
@@ -287,16 +287,14 @@ def test_small_moments_are_planned_by_their_bits(name: str, size: int) -> None:
     assert small.weights == plain.weights and small.checkpoint == plain.checkpoint
 
 
-@pytest.mark.parametrize(("model", "sizes"), [("Qwen3-4B", QWEN3_4B), ("Llama-3.1-8B", LLAMA_8B)])
-def test_base_in_four_bits_is_planned_as_the_page_states(model: str, sizes: dict[str, Any]) -> None:
-    given = config(*ON_GPUS, HALVED, *LORA, "server.colocated=true", ALWAYS[2])
-    plans = [
-        plan_text(given, ModelShape.of({**sizes, **more}), Devices.of("1x80"))
-        for more in ({"quantization_config": {"load_in_4bit": True}}, {})
-    ]
-    small, whole = (float(re.findall(r"\nlearner rank: ([\d.]+) GB", text)[0]) for text in plans)
-    assert f"{small:.0f} GB where {model} takes {whole:.0f}" in " ".join(PAGE.read_text("utf-8").split())
-    assert "cannot train that yet" in plans[0] and "cannot train" not in plans[1]
+def test_base_in_four_bits_is_read_whole_and_then_small() -> None:
+    small, plain = (
+        process("learner rank", LLAMA_8B, *ON_GPUS, *LORA, *more) for more in ([IN_FOUR_BITS], [])
+    )
+    assert plain.weights - small.weights == pytest.approx((4 - 4.25 / 8) * 6.98e9, rel=1e-3)
+    given = (*LORA, "learner.micro_batch_tokens=512")
+    small, plain = (process("learner rank", LLAMA_8B, *given, *more) for more in ([IN_FOUR_BITS], []))
+    assert plain.bytes > small.bytes == pytest.approx(4 * 8.03e9 + small.program, rel=1e-3)
 
 
 def test_hybrid_shards_divide_the_model_among_fewer_ranks() -> None:
@@ -415,6 +413,16 @@ def test_mistake_in_a_plan_is_named_with_its_remedy(
 ) -> None:
     assert main(["recipe=calculator", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("quantized", [[], 3, "fp8", {"load_in_4bit": True}])
+def test_plan_of_quantized_weights_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quantized: Any
+) -> None:
+    shape = {**QWEN3_600M, "quantization_config": quantized}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert main(["recipe=calculator", f"model.path={tmp_path}", "--plan"]) == 2
+    assert re.search(rf"has quantized weights.*rank=16.*{IN_FOUR_BITS}", capsys.readouterr().err)
 
 
 def test_plan_of_model_that_is_not_named_is_refused(

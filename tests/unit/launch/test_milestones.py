@@ -21,7 +21,7 @@ from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import METRICS, Goal
 from launch.run_folder.checkpoint import Progress, StreamState
-from launch.settings.tree import RunConfig
+from launch.settings.tree import RunConfig, TrainConfig
 from launch.training.activity import Activity, Clock
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import Milestones
@@ -30,7 +30,7 @@ from launch.training.run_state import RunState
 
 def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> RunState:
     run = RunConfig(directory=str(directory), resume=resume, checkpoints={"kept": checkpoints_kept})
-    return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
+    return RunState(TrainConfig(run=run), directory)
 
 
 def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -30,6 +30,11 @@ from launch.training import start, trainer
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages
+
+FOUR_BITS = [
+    "learner.lora.rank=4",
+    "learner.verl.model.override_config.quantization_config.load_in_4bit=true",
+]
 
 
 def config_of(directory: Path, *settings: str) -> TrainConfig:
@@ -108,6 +113,18 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     start.restore(learner, state, chosen_stages(config), tracker)
     assert versions == published
     assert state.progress.version == len(published)
+
+
+@pytest.mark.parametrize(("given", "published"), [(FOUR_BITS, [1]), ([], [])])
+def test_weights_in_four_bits_are_a_version_of_their_own(
+    tmp_path: Path, given: list[str], published: list[int]
+) -> None:
+    config = config_of(tmp_path, *given)
+    versions: list[int] = []
+    learner: Any = SimpleNamespace(publish=versions.append)
+    state: Any = SimpleNamespace(checkpoint=None, progress=Progress.first(config.learner))
+    start.restore(learner, state, chosen_stages(config), cast(Any, None))
+    assert versions == published and state.progress.version == len(published)
 
 
 @pytest.mark.parametrize(("num_steps", "has_ended"), [(60, True), (90, False)])

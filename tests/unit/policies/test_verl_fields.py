@@ -11,7 +11,7 @@ import pytest
 from environments.errors import ConfigError
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig
-from policies.learning.verl.fields import FREE, OWN_SETTINGS, check_fields
+from policies.learning.verl.fields import FREE, OWN_SETTINGS, check_base, check_fields
 
 GRPO = resolve(AlgorithmConfig(), 64)
 
@@ -89,6 +89,27 @@ def test_optimizer_with_small_moments_is_that_of_torchao(name: str, monkeypatch:
         check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
     monkeypatch.setattr("policies.learning.verl.fields.find_spec", lambda package: package)
     check("optimizer", optimizer=name, optimizer_impl="torchao.optim")
+
+
+@pytest.mark.parametrize(
+    "given", [3, {}, {"load_in_8bit": True}, {"load_in_4bit": False}, {"load_in_4bit": True, "a": 1}]
+)
+def test_other_quantization_than_four_bits_is_refused(given: Any) -> None:
+    verl = {"model": {"override_config": {"quantization_config": given}}}
+    with pytest.raises(ConfigError, match=r"quantization_config=.*takes load_in_4bit=true alone"):
+        check_fields(LearnerConfig(verl=verl, lora=LoRAConfig(rank=4)), GRPO)
+
+
+def test_base_in_four_bits_is_beneath_adapters() -> None:
+    given = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    verl = {"model": {"override_config": {"quantization_config": given}}}
+    with pytest.raises(ConfigError, match=r"override_config.quantization_config=.*set learner.lora.rank=16"):
+        check_fields(LearnerConfig(verl=verl), GRPO)
+    learner = LearnerConfig(verl=verl, lora=LoRAConfig(rank=4))
+    check_fields(learner, GRPO)
+    check_base(learner, "model.path='a'", {"num_experts": 1})
+    with pytest.raises(ConfigError, match=r"model.path='a' has num_experts=8, .*leave learner.verl.model"):
+        check_base(learner, "model.path='a'", {"text_config": {"num_experts": 8}})
 
 
 FLASH = {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}
