@@ -94,6 +94,7 @@ class _Driver:
     keys: ApiKeys
     key: str = ""
     claim_seconds: float = 0.0
+    silent_seconds: float = 0.0
     late_rewards: LateRewards = field(default_factory=lambda: LateRewards(Path("late_rewards")))
 
     @classmethod
@@ -101,7 +102,8 @@ class _Driver:
         """The driver that has sent these fields."""
         keys = {name: bytes.fromhex(digest) for name, digest in given["keys"].items()}
         late_rewards = LateRewards(Path(given["late_rewards"]))
-        return cls(ApiKeys(keys), given["key"], given["claim_seconds"], late_rewards)
+        waits = given["claim_seconds"], given["silent_seconds"]
+        return cls(ApiKeys(keys), given["key"], *waits, late_rewards)
 
 
 @dataclass(eq=False, slots=True)
@@ -255,7 +257,7 @@ class Sessions:
                     )
                     self._end(session, offer)
                     return JSONResponse({"failed": reason})
-            seconds = self._given["silent_seconds"]
+            seconds = self._driver.silent_seconds
             if not await settled(request, session.result, None if session.has_called else seconds):
                 if not session.has_called:
                     self._end(session, offer, silent := {"failed": SILENT.format(seconds)})
