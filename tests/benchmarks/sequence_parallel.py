@@ -21,6 +21,7 @@ from pathlib import Path
 import models
 import repository
 import torch
+from learner_speed import NUM_IDS
 from report import Report
 
 from policies.learning.algorithms import resolve
@@ -41,8 +42,8 @@ def rows(num_tokens: int) -> TrainBatch:
     samples = [
         TrainingSample(
             sample_id=str(number),
-            prompt_ids=tuple(rng.randrange(300) for _ in range(PROMPT)),
-            response_ids=tuple(rng.randrange(300) for _ in range(size)),
+            prompt_ids=tuple(rng.randrange(NUM_IDS) for _ in range(PROMPT)),
+            response_ids=tuple(rng.randrange(NUM_IDS) for _ in range(size)),
             loss_mask=(1,) * size,
             rollout_logprobs=(-5.0,) * size,
             advantages=(1.0 - number * 2,) * size,

@@ -35,16 +35,25 @@ TWO_RANKS = LearnerConfig(num_workers=2, micro_batch_tokens=200)
 """Micro-batches so small that a rank needs several: they must not change anything either."""
 
 
-def test_two_ranks_and_their_padding_do_not_change_the_gradient(
-    make_learner: MakeLearner, make_rank: MakeRank
+def test_groups_with_padding_score_and_learn_as_one_rank_does(
+    make_learner: MakeLearner, make_rank: MakeRank, tiny_model: Path
 ) -> None:
-    """That one rank's is the formula's is tested with the learner itself."""
+    """Two groups of two ranks, which compute each row together. That one rank's gradient is the formula's is
+    tested with the learner itself."""
+    samples, model = ragged_samples(), load(tiny_model)
     alone = make_rank(LearnerConfig(optimizer=FROZEN))
-    expected = alone.update(alone.score([TrainBatch(samples=ragged_samples())])).metrics
-    learner = make_learner(TWO_RANKS)
+    expected = alone.update(alone.score([TrainBatch(samples=samples)])).metrics
+    groups = {"engine": {"ulysses_sequence_parallel_size": 2}}
+    learner = make_learner(LearnerConfig(num_workers=4, micro_batch_tokens=100, verl=groups))
     learner.begin_phase(FROZEN, 100)
-    for rows in (0, 1, 3):  # 7 rows over 2 ranks: with 0 and with 3 there is a row more to be added
-        batch = TrainBatch(samples=ragged_samples() + (padding_sample(1),) * rows)
+    found = learner.logprobs(TrainBatch(samples=samples))
+    for row, sample in zip(found, samples, strict=True):  # in their order, without padding
+        with torch.no_grad():
+            of_tokens = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
+        of_tokens *= torch.tensor(sample.loss_mask)  # a token that is not learned from has 0
+        torch.testing.assert_close(torch.tensor(row), of_tokens, rtol=0, atol=1e-4)
+    for rows in (0, 1, 3):  # 7 rows over 2 groups: with 0 and with 3 there is a row more to be added
+        batch = TrainBatch(samples=samples + (padding_sample(1),) * rows)
         metrics = learner.update(learner.score([batch])).metrics
         assert metrics["learn/ratio_mean"] == metrics["learn/ratio_max"] == 1
         for name in ("learn/grad_norm", "learn/loss", "learn/entropy", "learn/rollout_logprob_diff_mean"):
@@ -77,29 +86,6 @@ def test_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
     for path, text in ((shared, "another run"), (tmp_path / "elsewhere" / ".lock", "this run")):
         with pytest.raises(ConfigError, match=r"is another folder on .* disk that all nodes share"):
             check_shared(str(path), text)
-
-
-def test_logprobs_of_two_groups_come_in_order_without_padding(
-    make_learner: MakeLearner, make_rank: MakeRank, tiny_model: Path
-) -> None:
-    """Two groups of two ranks, which compute each row together."""
-    samples = ragged_samples()
-    groups = LearnerConfig(
-        num_workers=4, micro_batch_tokens=100, verl={"engine": {"ulysses_sequence_parallel_size": 2}}
-    )
-    learner, alone = make_learner(groups), make_rank()
-    rows = learner.logprobs(TrainBatch(samples=samples))
-    model = load(tiny_model)
-    assert len(rows) == len(samples) == 7
-    for row, sample in zip(rows, samples, strict=True):
-        with torch.no_grad():
-            expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
-        expected *= torch.tensor(sample.loss_mask)  # a token that is not learned from has 0
-        torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=1e-4)
-    ours, theirs = (
-        each.update(each.score([TrainBatch(samples=samples)])).metrics for each in (learner, alone)
-    )
-    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
 def test_model_that_cannot_be_loaded_is_explained_in_a_sentence(weight_store: Any, tiny_model: Path) -> None:
