@@ -78,7 +78,8 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     if ks is not None and any(k < 1 for k in ks):
         raise ConfigError(f"ks={list(ks)} has a k below 1: pass@k is about 1 attempt or more.")
     smallest = min(len(problem) for problem in problems)
-    wanted = _default_ks(smallest) if ks is None else sorted(set(ks))
+    usual = range(1, smallest + 1) if smallest <= _MOST_LINES else powers_of_two(smallest)
+    wanted = usual if ks is None else sorted(set(ks))
     table = PassAtK(
         num_problems=len(problems),
         num_samples=sum(len(problem) for problem in problems),
@@ -117,10 +118,9 @@ def _mean_estimate(problems: list[list[bool]], k: int) -> float:
     return sum(pass_at_k(len(samples), sum(samples), k) for samples in problems) / len(problems)
 
 
-def _default_ks(largest: int) -> list[int]:
-    if largest <= _MOST_LINES:
-        return list(range(1, largest + 1))
-    return sorted({*(1 << exponent for exponent in range(largest.bit_length())), largest})
+def powers_of_two(most: int) -> list[int]:
+    """The powers of two up to ``most``, and that itself; none up to 0."""
+    return sorted({*(1 << exponent for exponent in range(most.bit_length())), most} - {0})
 
 
 def check_comparable(tasks: Iterable[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from statistics import NormalDist, fmean, variance
 
 from environments.data.canary import QUANTILE, difference
 from environments.errors import ConfigError
-from environments.pass_at_k import pass_at_k
+from environments.pass_at_k import pass_at_k, powers_of_two
 from environments.types import Completion, JudgedBy, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import NOT_IMITATED
 from policies.learning.samples import TrainingSample, is_judged
@@ -132,11 +132,13 @@ def _pass_at_k(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     As in ``compute_pass_at_k``, success is ``Trajectory.succeeded``: a failed rollout is an attempt without.
     """
     smallest = min((len(group.trajectories) for group in groups), default=0)
-    ks = sorted({*(1 << exponent for exponent in range(smallest.bit_length())), smallest} - {0})
     counts = [
         (len(group.trajectories), sum(each.succeeded for each in group.trajectories)) for group in groups
     ]
-    return {f"rollout/pass_at_{k}": _mean([pass_at_k(n, correct, k) for n, correct in counts]) for k in ks}
+    return {
+        f"rollout/pass_at_{k}": _mean([pass_at_k(n, correct, k) for n, correct in counts])
+        for k in powers_of_two(smallest)
+    }
 
 
 def _response_tokens(completions: Sequence[Completion]) -> int:
