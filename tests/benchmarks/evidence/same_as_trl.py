@@ -164,7 +164,7 @@ COMPARISONS = {
             *TROUPE,
             "rollout.groups_per_step=4",
             "rollout.max_response_tokens=12",
-            "learner.optimizer.lr=2e-5",
+            "learner.optimizer.lr=3e-6",
             "stages=[reinforce]",
             "learner={num_threads: 1, micro_batch_tokens: 1024}",
             "server.engine.max_model_tokens=96",
@@ -224,7 +224,7 @@ def versions(name: str, arm: str, seed: int, model: str, folder: Path) -> Iterat
     shutil.rmtree(directory, ignore_errors=True)
     overrides = [*compared.troupe, f"model.path={model}", f"seed={seed}", f"run.directory={directory}"]
     config, training = compose(overrides), compared.training.shuffle(seed)
-    every, groups = config.run.checkpoints.every, config.rollout.groups_per_step
+    every, groups = config.run.checkpoints["every"], config.rollout.groups_per_step
     steps, measured = groups * GROUP_SIZE // MINI_BATCH, range(every, config.run.num_steps + 1, every)
     if arm in TRL_ARMS:
         job = {
