@@ -174,13 +174,14 @@ class Kept:
         return rewards
 
     def keep(self, policy: Any, rewards: list[float]) -> None:
-        """Write the state after some of the updates, and remove the one before."""
+        """Write state and model after some of the updates, and remove those of before."""
         if len(rewards) % self._every:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         state = self._folder / str(len(rewards))
         shutil.rmtree(state, ignore_errors=True)  # of a call that was cut while it wrote
         policy.begin_save(str(state))()
+        policy.export(str(state))
         with replaced(self._rewards) as unfinished:
             unfinished.write_text(json.dumps(rewards), encoding="utf-8")
         for each in self._folder.iterdir():

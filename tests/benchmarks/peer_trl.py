@@ -3,7 +3,8 @@
     python peer_trl.py JOB.json        writes the seconds of its steps into the file that the job names
 
 Another trainer is plugged in by a file like this one: ``PACKAGES``, and a program that reads a job. That of
-``evidence/same_as_trl.py`` has two keys more: the right ``answers``, and ``settings`` of TRL's own.
+``evidence/same_as_trl.py`` has three keys more: the right ``answers``, messages that are ``shown`` before a
+question, and ``settings`` of TRL's own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def main(job: dict[str, Any]) -> None:
         "logging_steps": 1,
         "disable_tqdm": True,
     }
-    prompts = [[{"role": "user", "content": question}] for question in job["questions"]]
+    shown = job.get("shown", [])
+    prompts = [[*shown, {"role": "user", "content": question}] for question in job["questions"]]
     answers = job.get("answers") or [None] * len(prompts)
     trainer = GRPOTrainer(
         model=job["model"],

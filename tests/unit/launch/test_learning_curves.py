@@ -165,6 +165,22 @@ def test_methods_beside_a_verifier_have_equal_rollouts(curves: Any) -> None:
     assert not held_out & training
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["tiny", "smollm2-135m-instruct"])
+def test_comparison_gives_both_trainers_one_update(curves: Any, model: str) -> None:
+    evidence = importlib.import_module("evidence.same_as_trl")
+    compared = evidence.COMPARISONS[model]
+    config, trl = compose(compared.troupe), evidence.TRL | compared.trl
+    check_training_settings(config)
+    answers = config.rollout.groups_per_step * config.rollout.group_size
+    assert config.rollout.group_size == evidence.GROUP_SIZE
+    assert answers == trl["per_device_train_batch_size"] * trl["steps_per_generation"]
+    part = trl["per_device_train_batch_size"] * trl.get("gradient_accumulation_steps", 1)
+    assert part == config.learner.mini_batch_size, "answers of an optimizer step"
+    assert trl["save_steps"] == config.run.checkpoints["every"] * answers // part
+    assert trl["adam_beta2"] == config.learner.verl["optimizer"]["betas"][1]
+
+
 def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
     summary = plots.Summary.of([0.9, 0.95, 1.0])
     assert (summary.mean, summary.low, summary.high) == (pytest.approx(0.95), 0.9, 1.0)
