@@ -44,6 +44,7 @@ import repository  # noqa: E402, F401
 from learning_curve_plots import Method, Summary, by_step  # noqa: E402
 from peer_trl import PACKAGES  # noqa: E402
 from peers import environment_of, run_peer  # noqa: E402
+from policies.smollm2 import NAME as SMOLLM2  # noqa: E402
 from programs import run, warm_started_model  # noqa: E402
 from report import Report  # noqa: E402
 
@@ -56,7 +57,6 @@ from launch.run_folder.model_paths import model_folder  # noqa: E402
 from launch.settings.compose import compose  # noqa: E402
 from launch.workload import Workload  # noqa: E402
 from policies import GameAgent  # noqa: E402
-from policies.smollm2 import NAME as SMOLLM2  # noqa: E402
 
 GROUPS, GROUP_SIZE, MINI_BATCH, MAX_TOKENS = 8, 8, 32, 6
 UPDATES, EVERY = 15, 3
