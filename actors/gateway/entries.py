@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from hmac import compare_digest
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from actors.rollouts.journal import MAX_STORE_BYTES
 from environments.errors import EnvironmentFailure
 
 ENTRIES_HEADER = "x-troupe-entries"
-"""Number of entries that are kept; in an answer, the sizes of those behind it too."""
-SIGNATURE_BYTES = 32
+"""Number of entries that are kept; in an answer, the size of its body too."""
+SIGNATURE_BYTES, SIZE_BYTES = 32, 4
 
 
 def signed(key: str, session: str, index: int, entry: bytes) -> bytes:
@@ -59,19 +58,24 @@ class Part(NamedTuple):
         """The part that has come as ``content``, with these headers."""
         if ENTRIES_HEADER not in headers:
             return cls(content, None)
-        first, *sizes = map(int, headers[ENTRIES_HEADER].split())
-        ends = list(accumulate(sizes, initial=len(content) - sum(sizes)))
-        return cls(content[: ends[0]], first, [content[start:end] for start, end in pairwise(ends)])
+        first, size = map(int, headers[ENTRIES_HEADER].split())
+        entries, start = [], size + SIZE_BYTES
+        while start <= len(content):
+            end = start + int.from_bytes(content[start - SIZE_BYTES : start], "big")
+            entries.append(content[start:end])
+            start = end + SIZE_BYTES
+        return cls(content[:size], first, entries)
 
     @property
     def content(self) -> bytes:
-        """The body and the entries."""
-        return b"".join((self.body, *self.entries))
+        """The body and the entries, each behind its size: for a header they may be too many."""
+        sized = (part for each in self.entries for part in (len(each).to_bytes(SIZE_BYTES, "big"), each))
+        return b"".join((self.body, *sized))
 
     @property
     def headers(self) -> dict[str, str]:
         """The header that tells them apart."""
-        return {ENTRIES_HEADER: " ".join(map(str, (self.first, *map(len, self.entries))))}
+        return {ENTRIES_HEADER: f"{self.first} {len(self.body)}"}
 
 
 class SessionJournals:

@@ -19,8 +19,12 @@ SIGNED = [signed(KEY, "a", index, entry) for index, entry in enumerate((b"one", 
 
 
 def test_entries_go_behind_a_body_and_come_apart_again() -> None:
-    sent = Part(b"an answer", 7, [b"one", b"", b"three"])
-    assert Part.of(sent.content, sent.headers) == sent
+    for sent in (
+        Part(b"an answer", 7, [b"one", b"", b"three"]),
+        Part(b"", 0, [b""]),
+        Part(b"none new", 7, []),
+    ):
+        assert Part.of(sent.content, sent.headers) == sent
     assert Part.of(b"an error", {}) == Part(b"an error", None)
 
 
