@@ -10,6 +10,7 @@ had before; an update before it is not counted.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import random
 import re
@@ -71,6 +72,7 @@ def measure(model: str, num_tokens: int, ranks_of_row: int, folder: str) -> None
     worker = WholeBatches(VerlLearner(model, learner, resolve(AlgorithmConfig(), num_tokens), 100, 0))
     batch = rows(num_tokens)
     worker.update([batch])
+    ctypes.CDLL(None).malloc_trim(0)  # what the first has left
     before, begin = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     worker.update([batch])
@@ -87,6 +89,7 @@ def main() -> None:
         f"An update of two rows of {arguments.tokens} tokens by the model {arguments.model} on two ranks",
         ("ranks of a row", "MB at the peak, first rank", "second", "CPU s, first rank", "second"),
     )
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # of the ranks: what is free goes back to the system
     with tempfile.TemporaryDirectory() as folder:
         model = models.chosen(arguments.model, Path(folder))
         for ranks_of_row in (1, 2):
