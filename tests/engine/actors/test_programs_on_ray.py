@@ -63,7 +63,7 @@ def converse(server: SessionServer, name: str) -> list[str]:
             messages.append({"role": "user", "content": str(number)})
             response = client.chat.completions.create(model="m", messages=messages)
             messages.append(response.choices[0].message)
-            time.sleep(0.2)
+            time.sleep(0.5)  # so that most kills come between two calls
     reward = httpx.post(
         f"{server.url}/sessions/{name}/reward",
         json={"reward": 1},
