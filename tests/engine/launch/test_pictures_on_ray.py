@@ -76,13 +76,14 @@ def test_another_picture_is_answered_otherwise(rows: list[dict[str, Any]]) -> No
     assert red["answer"] != blue["answer"] or abs(red["engine"][0] - blue["engine"][0]) > 0.01
 
 
-def test_run_learns_from_pictures_and_publishes(ray_cluster: None, tmp_path: Path) -> None:
+def test_two_ranks_learn_from_pictures_and_publish(ray_cluster: None, tmp_path: Path) -> None:
     from transformers_reference import weights_of
 
     model, folder = build(tmp_path / "model"), tmp_path / "run"
     tasks = Dataset([{"colour": colour} for colour in ("red", "blue")])
     workload = Workload(agent_class=GameAgent, env_class=ColourEnvironment, train_dataset=tasks)
-    run_training(compose([*SMALL, f"model.path={model}", f"run.directory={folder}"]), workload)
+    settings = [*SMALL, "learner.num_workers=2", f"model.path={model}", f"run.directory={folder}"]
+    run_training(compose(settings), workload)
 
     steps = [each for each in read_metrics(folder) if "learn/loss" in each]
     assert len(steps) == 2
