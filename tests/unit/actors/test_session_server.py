@@ -883,6 +883,19 @@ def test_program_that_dies_with_its_driver_fails_its_rollout(
         assert calling.exception(5) is not None
 
 
+@pytest.mark.slow
+def test_program_that_dies_with_its_actor_fails_its_rollout(sessions: list[Sessions]) -> None:
+    """As on a node that is lost with both: the next actor has no answer from which it counts the silence."""
+    server = SessionServer(port=0, silent_seconds=0.5)
+    headers = {**HEADERS, "x-session-id": "a"}
+    with ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, server, "a")
+        assert httpx.post(f"{server.url}/sessions", headers=headers, trust_env=False).json()["id"] == "a"
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        failure = offer(server, "a", seconds=5.0, attempt=2).json()
+    assert "has made no call for 0.5 s since, and has sent no reward" in failure["failed"]
+
+
 @pytest.mark.parametrize(("before", "after"), [("runs/first", "runs/second"), ("", "")])
 def test_session_of_a_killed_driver_goes_on_in_its_run_only(
     http: httpx.Client, server: SessionServer, sessions: list[Sessions], before: str, after: str
