@@ -30,6 +30,7 @@ from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import AnswersJournal, Journal
+from actors.rollouts.player import NODE_ADDRESS
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
 from actors.rollouts.time_limit import TimeLimit
 from actors.serving.keys import KEYS_VARIABLE
@@ -532,6 +533,19 @@ def test_calls_of_an_ended_rollout_leave_no_garbage() -> None:
             time.sleep(0.05)
     finally:
         gc.enable()
+
+
+def test_gateway_freezes_what_a_rollout_actor_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook plays a step of the first task itself, and its garbage may be large."""
+    for is_actor in (False, True):
+        gateway.cache_clear()
+        gc.unfreeze()
+        monkeypatch.delenv(NODE_ADDRESS, raising=False)
+        if is_actor:
+            monkeypatch.setenv(NODE_ADDRESS, "127.0.0.1")
+        gateway()
+        assert bool(gc.get_freeze_count()) == is_actor
+    gc.unfreeze()
 
 
 @pytest.mark.slow
