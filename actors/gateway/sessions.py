@@ -26,6 +26,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import secrets
 import socket
 import sys
@@ -517,6 +518,8 @@ def main() -> None:
     """Serve in a process of its own, at the socket and with the file of ``sys.argv``."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stderr.fileno())  # whoever reads the driver's output waits for its end, not for this
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session has three connections
     run(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
 
 

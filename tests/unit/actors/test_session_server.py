@@ -778,6 +778,24 @@ def converse(url: str, name: str, goes_on: threading.Event, begun: list[str]) ->
     return answers
 
 
+FEW_FILES = """
+import resource, socket, sys
+from actors.gateway import sessions
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))  # a shell's is 1024, mostly
+sessions.run = lambda *_: print(resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most))
+sys.argv[1:] = [str(socket.create_server(("127.0.0.1", 0)).detach()), "key"]
+sessions.main()
+"""
+
+
+@pytest.mark.slow
+def test_session_server_opens_as_many_connections_as_it_may() -> None:
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", FEW_FILES]
+    assert subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True).stdout == "True\n"
+
+
 @pytest.mark.slow
 def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) -> None:
     """Of eight in mid-conversation, four have a call open when it is killed, and four make one after that. In
