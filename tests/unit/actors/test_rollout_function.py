@@ -25,7 +25,7 @@ import pytest
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
-from actors.gateway.function import FunctionAgent, RemoteEnv, RolloutFunction, pair_of
+from actors.gateway.function import FunctionAgent, FunctionEnv, RemoteEnv, RolloutFunction, pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
@@ -443,6 +443,27 @@ def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
     assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
     assert (trajectory.reward, len(trajectory.steps)) == (0.25, 3)
     assert trajectory.num_sampled_tokens <= 60
+
+
+def test_function_ends_whose_rollout_is_interrupted_at_an_answer() -> None:
+    """A time limit comes between any two instructions."""
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for _ in range(2):
+            await say(client, "a")
+        return 1.0
+
+    env = FunctionEnv(solve, TASK)
+    env.reset()
+    assert env._waiting is not None and env._program is not None
+    answer = env._waiting.answer
+    answer.add_done_callback(lambda _: signal.raise_signal(signal.SIGINT))
+    action = {"text": "b", "tool_calls": [], "finish_reason": "stop", "usage": {}, "policy_version": 0}
+    with pytest.raises(KeyboardInterrupt):
+        env.step({**action, "branch": ""})
+    assert answer.done()
+    env.close()
+    assert not env._program._thread.is_alive()
 
 
 def test_function_that_minds_no_limit_gets_no_reward() -> None:
