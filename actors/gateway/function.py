@@ -313,7 +313,8 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
     def _refuse(self, why: str) -> None:
         self._end = self._calls.refuse(why) or self._end
         if self._waiting is not None:
-            self._calls.fail(self._waiting)
+            if not self._waiting.answer.done():  # as it is where a time limit ends the rollout at its answer
+                self._calls.fail(self._waiting)
             self._waiting = None
 
 

@@ -309,5 +309,6 @@ def serve(app: Starlette, listening: socket.socket) -> Listener:
 @functools.cache
 def gateway() -> Gateway:
     """The gateway of this process, which starts with the first rollout that needs it."""
-    gc.freeze()  # else walks over all modules are a tenth of the CPU time of its calls
+    if NODE_ADDRESS in os.environ:  # a rollout actor's process: elsewhere all that a user has would stay
+        gc.freeze()  # else walks over all modules are a tenth of the CPU time of its calls
     return Gateway()

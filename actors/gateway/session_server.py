@@ -57,9 +57,9 @@ class SessionServer:
         claim_seconds: a task fails, and is tried again as often as failed rollouts are, where no program has
             asked for one for this time.
         late_rewards: folder of the rewards that come after their rollouts; it is made when one is awaited.
-        silent_seconds: so does a task whose program has made no call for this time after an earlier one, also
-            one of a run that was killed and is resumed; one that makes none at all is waited for until the
-            rollout reaches its time limit, and fails then.
+        silent_seconds: so does a task whose program has made no call for this time after an earlier one, or
+            since another actor has gone on with it, be it of a resumed run; one that makes none at all is
+            waited for until the rollout reaches its time limit, and fails then.
 
     Raises:
         ConfigError: there is no key, the port cannot be listened on, or its key cannot be left in a file.

@@ -26,6 +26,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import secrets
 import socket
 import sys
@@ -83,7 +84,7 @@ RESULT_FIELDS = {"reward", "rewards", "is_correct", "error", "later"}
 Json = dict[str, Any]
 ENDED: Json = {"failed": "Its session has ended before another actor could go on with it."}
 LOST: Json = {"failed": "Its program calls the policy at a node that is lost."}
-SILENT = "Its driver was killed, and its program has made no call for {:g} s since, and has sent no reward."
+SILENT = "Its actor was lost, and its program has made no call for {:g} s since, and has sent no reward."
 MOVED: Json = {"failed": "Another actor has gone on with its rollout."}
 
 
@@ -115,7 +116,7 @@ class _Session:
     driver: _Driver
     """The one whose rollout it is."""
     has_called: bool = True
-    """False where its driver was killed, and its program has not called the next one's rollout."""
+    """False where its actor was lost, and its program has not called the next one yet."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """Names by which its program calls the policy here, each after that of its key."""
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
@@ -227,7 +228,7 @@ class Sessions:
                 session.names.append((session.names[0][0], id))  # by which its program knows it, too
                 for name in session.names:
                     self._named[name] = offer["id"]
-                session.driver, session.has_called = self._driver, False
+                session.driver = self._driver
                 return session
         return None
 
@@ -245,7 +246,7 @@ class Sessions:
         elif session.claimed.done() and not session.result.done() and not session.names:
             self._end(session, session.offer, LOST)
             return JSONResponse(LOST)
-        session.offer = offer
+        session.offer, session.has_called = offer, not session.claimed.done()
         self._open[offer["id"]] = session
         try:
             seconds = self._driver.claim_seconds
@@ -517,6 +518,8 @@ def main() -> None:
     """Serve in a process of its own, at the socket and with the file of ``sys.argv``."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stderr.fileno())  # whoever reads the driver's output waits for its end, not for this
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session has three connections
     run(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
 
 

@@ -33,6 +33,7 @@ import psutil
 import ray
 from programs import free_port
 from ray import serve
+from ray.util import get_node_ip_address
 from report import Report
 from repository import ROOT, start_ray
 from starlette.requests import Request
@@ -47,6 +48,7 @@ from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import application, listen
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import AnswersJournal, Journal
+from actors.rollouts.player import NODE_ADDRESS
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from actors.sampling.sampler_actor import SamplerActor
 from actors.sampling.serve_sampler import ServeSampler
@@ -121,6 +123,7 @@ class Caller:
     def __init__(
         self, sampler: ray.actor.ActorHandle, program: ray.actor.ActorHandle, elsewhere: RemoteProgram
     ) -> None:
+        os.environ[NODE_ADDRESS] = get_node_ip_address()
         self._sampler, self._program, self._elsewhere = sampler, program, elsewhere
         self._edge, self._direct = served(self._answer_at_once), served(self._answer_directly)
         self._turns: dict[str, Turn] = {}

@@ -25,11 +25,12 @@ import pytest
 
 from actors.gateway.calls import ProgramCalls, WaitingCall
 from actors.gateway.client import Access, PolicyClient, ProgramLimits, ProgramResult
-from actors.gateway.function import FunctionAgent, RemoteEnv, RolloutFunction, pair_of
+from actors.gateway.function import FunctionAgent, FunctionEnv, RemoteEnv, RolloutFunction, pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import gateway
 from actors.gateway.session_server import SessionServer
 from actors.rollouts.journal import AnswersJournal, Journal
+from actors.rollouts.player import NODE_ADDRESS
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
 from actors.rollouts.time_limit import TimeLimit
 from actors.serving.keys import KEYS_VARIABLE
@@ -444,6 +445,27 @@ def test_token_limit_is_one_for_all_conversations_of_a_function() -> None:
     assert trajectory.num_sampled_tokens <= 60
 
 
+def test_function_ends_whose_rollout_is_interrupted_at_an_answer() -> None:
+    """A time limit comes between any two instructions."""
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for _ in range(2):
+            await say(client, "a")
+        return 1.0
+
+    env = FunctionEnv(solve, TASK)
+    env.reset()
+    assert env._waiting is not None and env._program is not None
+    answer = env._waiting.answer
+    answer.add_done_callback(lambda _: signal.raise_signal(signal.SIGINT))
+    action = {"text": "b", "tool_calls": [], "finish_reason": "stop", "usage": {}, "policy_version": 0}
+    with pytest.raises(KeyboardInterrupt):
+        env.step({**action, "branch": ""})
+    assert answer.done()
+    env.close()
+    assert not env._program._thread.is_alive()
+
+
 def test_function_that_minds_no_limit_gets_no_reward() -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
         for number in range(9):
@@ -532,6 +554,19 @@ def test_calls_of_an_ended_rollout_leave_no_garbage() -> None:
             time.sleep(0.05)
     finally:
         gc.enable()
+
+
+def test_gateway_freezes_what_a_rollout_actor_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook plays a step of the first task itself, and its garbage may be large."""
+    for is_actor in (False, True):
+        gateway.cache_clear()
+        gc.unfreeze()
+        monkeypatch.delenv(NODE_ADDRESS, raising=False)
+        if is_actor:
+            monkeypatch.setenv(NODE_ADDRESS, "127.0.0.1")
+        gateway()
+        assert bool(gc.get_freeze_count()) == is_actor
+    gc.unfreeze()
 
 
 @pytest.mark.slow

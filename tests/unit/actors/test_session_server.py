@@ -778,6 +778,24 @@ def converse(url: str, name: str, goes_on: threading.Event, begun: list[str]) ->
     return answers
 
 
+FEW_FILES = """
+import resource, socket, sys
+from actors.gateway import sessions
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))  # a shell's is 1024, mostly
+sessions.run = lambda *_: print(resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most))
+sys.argv[1:] = [str(socket.create_server(("127.0.0.1", 0)).detach()), "key"]
+sessions.main()
+"""
+
+
+@pytest.mark.slow
+def test_session_server_opens_as_many_connections_as_it_may() -> None:
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", FEW_FILES]
+    assert subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True).stdout == "True\n"
+
+
 @pytest.mark.slow
 def test_programs_notice_nothing_of_a_killed_driver(sessions: list[Sessions]) -> None:
     """Of eight in mid-conversation, four have a call open when it is killed, and four make one after that. In
@@ -881,6 +899,19 @@ def test_program_that_dies_with_its_driver_fails_its_rollout(
         assert isinstance(calls.exception(5), httpx.ReadTimeout), "the node of its call does not answer"
         resumed.close()
         assert calling.exception(5) is not None
+
+
+@pytest.mark.slow
+def test_program_that_dies_with_its_actor_fails_its_rollout(sessions: list[Sessions]) -> None:
+    """As on a node that is lost with both: the next actor has no answer from which it counts the silence."""
+    server = SessionServer(port=0, silent_seconds=0.5)
+    headers = {**HEADERS, "x-session-id": "a"}
+    with ThreadPoolExecutor(1) as threads:
+        offered = threads.submit(offer, server, "a")
+        assert httpx.post(f"{server.url}/sessions", headers=headers, trust_env=False).json()["id"] == "a"
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        failure = offer(server, "a", seconds=5.0, attempt=2).json()
+    assert "has made no call for 0.5 s since, and has sent no reward" in failure["failed"]
 
 
 @pytest.mark.parametrize(("before", "after"), [("runs/first", "runs/second"), ("", "")])
