@@ -46,9 +46,7 @@ def test_model_that_was_made_before_is_found_without_an_index(no_index: Path) ->
     assert model_folder(SMOLLM2) == str(no_index / SMOLLM2)
 
 
-def test_what_a_killed_process_of_the_same_id_has_left_is_no_obstacle(
-    no_index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_a_killed_process_is_no_obstacle(no_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container, process ids come again."""
     empty = PretrainedModel({}, hashlib.sha256().hexdigest(), 0, "none", "<eos>")
     monkeypatch.setitem(PRETRAINED, TINY, empty)
