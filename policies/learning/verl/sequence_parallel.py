@@ -32,6 +32,9 @@ from environments.errors import ConfigError
 from policies.learning.settings import SEQUENCE_RANKS
 from policies.learning.verl.token_trees import SDPA, attend_along_paths, obstacle
 
+SCALED_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions that transformers derives anew from the largest position of each pass."""
+
 
 def own_part() -> tuple[int, int]:
     """Return which part of each row this rank computes, and the number of parts. For use within a pass."""
@@ -79,6 +82,9 @@ def check_model(module: torch.nn.Module, config: PreTrainedConfig, num_ranks: in
     """Raise ``ConfigError`` unless ``num_ranks`` can compute a row of this model together."""
     num_heads = config.get_text_config().num_attention_heads
     reason = "it reads pictures" if pictures else obstacle(module, config)
+    kinds = {str(getattr(each, "rope_type", "")) for each in module.modules()}
+    if scaled := next((name for name in SCALED_BY_LENGTH if any(name in kind for kind in kinds)), None):
+        reason = reason or f"its rope_type {scaled} turns a token by its row's length, and each has a part"
     if num_heads % num_ranks:
         reason = reason or f"it has {num_heads} attention heads, which is no multiple of {num_ranks}"
     if reason is not None:

@@ -306,6 +306,12 @@ class VerlWorker(TrainingWorker):
         state: dict[str, Any] = self.engine.lr_scheduler.state_dict()
         return state
 
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All that has a place in ``weights``, as this rank has it, by checkpoint name."""
+        module = self.engine.module
+        tensors = convert_weight_keys(module.state_dict(), module)
+        return {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
+
     def set_schedule(self, state: dict[str, Any]) -> None:
         """Let the schedule go on from a state of ``schedule``, with this run's ``learner.optimizer.lr``."""
         schedule, groups = self.engine.lr_scheduler, self.engine.optimizer.param_groups

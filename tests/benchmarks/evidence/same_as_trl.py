@@ -44,7 +44,6 @@ import repository  # noqa: E402, F401
 from learning_curve_plots import Method, Summary, by_step  # noqa: E402
 from peer_trl import PACKAGES  # noqa: E402
 from peers import environment_of, run_peer  # noqa: E402
-from policies.smollm2 import NAME as SMOLLM2  # noqa: E402
 from programs import run, warm_started_model  # noqa: E402
 from report import Report  # noqa: E402
 
@@ -58,6 +57,7 @@ from launch.settings.compose import compose  # noqa: E402
 from launch.workload import Workload  # noqa: E402
 from policies import GameAgent  # noqa: E402
 
+SMOLLM2 = "smollm2-135m-instruct"
 GROUPS, GROUP_SIZE, MINI_BATCH, MAX_TOKENS = 8, 8, 32, 6
 UPDATES, EVERY = 15, 3
 """Policy updates of a run, and those between two measurements."""

@@ -47,6 +47,24 @@ def test_weights_published_in_another_form_rebuild_no_learner(verl_on_cpu: None)
         fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.tensor)
 
 
+@pytest.mark.slow
+def test_rank_takes_published_weights_over(process_group: None) -> None:
+    import torch
+
+    from actors.learning.publishing_learner import PublishingLearner
+    from policies.engines.weights import pack
+
+    async def fetch(transport: None, engine: Any) -> None:
+        await engine.load_weights(7, list(pack([("weight", torch.ones(2, 3)), ("bias", torch.ones(2))])))
+
+    rank: Any = PublishingLearner.__new__(PublishingLearner)
+    rank._transport = None
+    rank.engine = SimpleNamespace(module=torch.nn.Linear(3, 2))
+    rank.model_config = SimpleNamespace(hf_config=SimpleNamespace(tie_word_embeddings=False))
+    rank.take_over(SimpleNamespace(fetch=fetch), {})
+    assert all(torch.equal(each, torch.ones_like(each)) for each in rank.engine.module.parameters())
+
+
 def packed(tensors: Iterable[tuple[str, Any]], dtype: Any) -> dict[str, Any]:
     from policies.engines.weights import WholeTensors, pack
 

