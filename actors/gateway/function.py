@@ -326,7 +326,7 @@ class RemoteEnv(FunctionEnv):
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the program has begun its conversation in a rollout of a driver that was killed."""
+        """Return whether the program has begun its conversation in a rollout whose answers are gone."""
         return self._num_foreign > 0
 
     def snapshot(self) -> PlayedCall:
