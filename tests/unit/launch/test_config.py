@@ -72,6 +72,7 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
         ("learner.verl={actor: {ppo_epochs: 2}}", r"learner\.verl\.actor\.ppo_epochs=2 cannot be set"),
         ("learner.verl={engine: {ulysses_sequence_parallel_size: 0}}", r"=0 is no divisor of learner\.num_w"),
+        ("learner.verl={engine: null}", r"learner\.verl\.engine=None has no fields, of .*leave it out"),
     ],
 )
 def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:

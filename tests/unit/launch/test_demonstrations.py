@@ -195,7 +195,9 @@ def trained(tmp_path: Path, long: int, share: float) -> tuple[list[dict[str, Any
     config = configured(
         written(tmp_path, *({"messages": each} for each in talks)),
         f"warm_start={{num_epochs: 2, batch_size: 4, held_out_share: {share}}}",
-        "learner.micro_batch_tokens=300",
+        "learner.num_workers=2",
+        "learner.verl.engine.ulysses_sequence_parallel_size=2",
+        "learner.micro_batch_tokens=150",
     )
     workload = workload_of(config)
     config = with_epochs(config, workload)
@@ -223,7 +225,8 @@ def test_held_out_part_is_measured_and_not_learned(tmp_path: Path) -> None:
     assert losses == pytest.approx([0.0, 1.8, 3.0]), "it rises while the loss of training stands still"
     assert sorted(taken) == sorted([*set(taken)] * 2), "two passes, whatever is left out"
     assert len(set(taken)) == 15, "the long one is left out"
-    assert any("1 of" in line and "more than 300 tokens" in line for line in said)
+    limit = "more than 300 tokens, which is learner.micro_batch_tokens of 2 ranks together;"
+    assert any("1 of" in line and limit in line for line in said)
 
 
 def test_held_out_part_that_is_too_long_ends_no_training(tmp_path: Path) -> None:

