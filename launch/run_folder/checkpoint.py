@@ -107,7 +107,7 @@ class Manifest:
     def of(text: bytes) -> Manifest:
         """The manifest of this text. Raises ValueError or TypeError for what is none."""
         try:
-            fields = json.loads(text)
+            fields = dict(json.loads(text))
         except ValueError as error:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
         if DIGEST in fields and fields.pop(DIGEST) != _digest_of(fields):  # earlier versions wrote none

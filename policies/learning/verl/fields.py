@@ -177,7 +177,8 @@ def check_base(learner: LearnerConfig, setting: str, config: Mapping[str, Any]) 
     """A model, by its ``config.json``, can be kept as the learner is to keep it.
 
     Raises:
-        ConfigError: its file is quantized, or it has experts and is to be kept in four bits.
+        ConfigError: its file is quantized, or it has experts and is to be kept in four bits, or heads that
+            the ranks of a row cannot share.
     """
     if QUANTIZATION in config:
         raise ConfigError(
@@ -191,6 +192,11 @@ def check_base(learner: LearnerConfig, setting: str, config: Mapping[str, Any]) 
         raise ConfigError(
             f"{setting} has {held}={text[held]}, and transformers keeps the experts of a layer in one tensor "
             f"that stays as it is: leave learner.verl.model.override_config.{QUANTIZATION} out."
+        )
+    if (num_heads := text.get("num_attention_heads") or 0) % learner.ranks_of_row:
+        raise ConfigError(
+            f"{setting} has num_attention_heads={num_heads}, which is no multiple of "
+            f"{SEQUENCE_RANKS}={learner.ranks_of_row}: set a number that divides it, or leave it out."
         )
 
 

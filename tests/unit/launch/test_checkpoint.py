@@ -412,7 +412,7 @@ def test_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:
 # -- what is damaged -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["{", '{"unknown": 1}', "[1]", None])
+@pytest.mark.parametrize("state", ["{", '{"unknown": 1}', "[1]", '"sha256"', None])
 def test_checkpoint_without_its_manifest_is_refused_with_remedy(tmp_path: Path, state: str | None) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1, 2)

@@ -112,6 +112,13 @@ def test_base_in_four_bits_is_beneath_adapters() -> None:
         check_base(learner, "model.path='a'", {"text_config": {"num_experts": 8}})
 
 
+def test_heads_of_a_row_are_shared_out_evenly_among_ranks() -> None:
+    learner = LearnerConfig(verl={"engine": {"ulysses_sequence_parallel_size": 4}}, num_workers=4)
+    check_base(learner, "model.path='a'", {"num_attention_heads": 8})
+    with pytest.raises(ConfigError, match=r"model.path='a' has num_attention_heads=9, .* set a number that"):
+        check_base(learner, "model.path='a'", {"text_config": {"num_attention_heads": 9}})
+
+
 FLASH = {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}
 
 
