@@ -139,7 +139,7 @@ def test_sample_of_the_wrong_length_or_too_long_is_refused() -> None:
     short = replace(sample, advantages=(1.0,))
     with pytest.raises(LearnerError, match=r"Sample '0' has 1 advantages for \d+ response tokens"):
         scored(shares([short], 1, columns=["advantages"])[0], {"advantages": "advantages"})
-    with pytest.raises(LearnerError, match=f"has {len(sample)} tokens, .*=10 is all .* raise it"):
+    with pytest.raises(LearnerError, match=f"has {len(sample)} tokens, .*lets 10 through .* raise it"):
         shares([sample], 1, max_tokens=10)
 
 
