@@ -1,8 +1,7 @@
 """Thoughts and answers of thinking models, for rewards, agents and the server alike.
 
 A mark that is quoted as code is none. An opening one is quoted within a fence or backticks that are closed
-again; a closing one where a backtick is open before it in its line and another follows it at once. An answer
-may be in a box.
+again; a closing one where a backtick is open before it in its line and another follows it at once.
 """
 
 from __future__ import annotations
@@ -163,17 +162,3 @@ def without_opening(text: str) -> str:
     begun = text.lstrip()
     found = _OPENING.match(begun)
     return begun[found.end() :] if found else begun
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}`` whose braces balance, or None."""
-    last: tuple[int, int] | None = None
-    open_braces: list[tuple[int, bool]] = []  # the position of a brace, and whether a box begins there
-    for token in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]", text):  # "\{" is a sign, not a brace
-        if token[0] == "}" and open_braces:
-            start, is_box = open_braces.pop()
-            if is_box and (last is None or start > last[0]):
-                last = start, token.start()
-        elif token[0].endswith("{") and token[0] != r"\{":
-            open_braces.append((token.end(), token[0] != "{"))
-    return text[last[0] : last[1]] if last else None

@@ -12,7 +12,7 @@ from environments.adapters import foreign, unknown
 from environments.adapters.gymnasium_text import holds_picture, is_of_minigrid, render
 from environments.base import WorldEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.thoughts import last_boxed
+from environments.rewards.reading import last_boxed
 
 Describe = Callable[[Any, Any], str]
 """``describe(observation, env)``: the text for the model. ``env`` is Gymnasium's environment."""

@@ -18,9 +18,10 @@ from environments.adapters.reasoning_gym_answers import checked_reward, is_data
 from environments.base import WorldEnvironment
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.rewards.reading import last_boxed
 from environments.sandbox.child import die_with_parent
 from environments.sandbox.grader import Grader, GradingError
-from environments.thoughts import last_boxed, split_thought
+from environments.thoughts import split_thought
 
 logger = logging.getLogger(__name__)
 

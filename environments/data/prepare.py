@@ -22,7 +22,7 @@ from environments.data.dataset_files import READERS, Row, read_rows, without_fil
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import EMPTY, QUESTIONS, column_of, marked_answer
 from environments.errors import DatasetError
-from environments.thoughts import last_boxed
+from environments.rewards.reading import last_boxed
 
 CORPUS = "search_corpus"
 """Name under which the retrieval tool looks for its passages."""

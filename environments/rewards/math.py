@@ -11,9 +11,9 @@ from typing import Any
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput, lacking
 from environments.rewards.matching import calculation, may_be_equal, same
-from environments.rewards.reading import read
+from environments.rewards.reading import last_boxed, read
 from environments.sandbox.grader import Grader, GradingError
-from environments.thoughts import last_boxed, split_thought
+from environments.thoughts import split_thought
 
 TIME_LIMIT_SECONDS = 10.0
 """Time limit of comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""

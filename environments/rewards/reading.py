@@ -1,4 +1,4 @@
-"""Reads an answer of mathematics, as LaTeX has it: its number, or its text, and its unit."""
+"""Reads an answer of mathematics, as LaTeX has it: its box, its number or its text, and its unit."""
 
 from __future__ import annotations
 
@@ -155,3 +155,17 @@ def without_end(text: str) -> str:
     """The text without a full stop, a comma or a percent sign at its end: math-verify does not know them."""
     text = re.sub(r"(?<!\\)[.,]$", "", text.strip()).rstrip()
     return text.removesuffix("%").removesuffix("\\").rstrip() if text.endswith("%") else text
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}`` whose braces balance, or None."""
+    last: tuple[int, int] | None = None
+    open_braces: list[tuple[int, bool]] = []  # the position of a brace, and whether a box begins there
+    for token in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]", text):  # "\{" is a sign, not a brace
+        if token[0] == "}" and open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (last is None or start > last[0]):
+                last = start, token.start()
+        elif token[0].endswith("{") and token[0] != r"\{":
+            open_braces.append((token.end(), token[0] != "{"))
+    return text[last[0] : last[1]] if last else None

@@ -10,7 +10,8 @@ from typing import Any
 
 from environments.rewards.base import RewardOutput, lacking
 from environments.rewards.math import expected_texts
-from environments.thoughts import last_boxed, split_thought
+from environments.rewards.reading import last_boxed
+from environments.thoughts import split_thought
 
 MIN_F1 = 0.3
 """Least share of the expected answer's words that earns anything: less is chance."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from environments import RewardOutput, ToolEnvironment
-from environments.thoughts import last_boxed
+from environments.rewards.reading import last_boxed
 from environments.types import Message
 from launch.recipes import calculator
 from launch.recipes.demonstration import written_call

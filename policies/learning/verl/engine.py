@@ -33,7 +33,7 @@ from policies.learning.verl import sequence_parallel, token_trees
 from policies.learning.verl.fields import QUANTIZATION
 from policies.learning.verl.four_bits import put_in_four_bits
 from policies.learning.verl.micro_batches import PACKED, prepare_micro_batches
-from policies.learning.verl.sequence_parallel import own_part, whole
+from policies.learning.verl.sequence_parallel import of_all_ranks, own_part
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import freeze_routers, layers_beside_experts
 from policies.pictures import BLANK, TOKEN_BIAS, PictureReader, picture_reader
@@ -154,7 +154,7 @@ class PolicyEngine(_RowsEngine, FSDPEngineWithLMHead):
             values["entropy"] = entropy_from_logits(logits)
         offsets = micro_batch["input_ids"].offsets()
         return {
-            name: torch.nested.nested_tensor_from_jagged(whole(predicted.by_sample(value)), offsets)
+            name: torch.nested.nested_tensor_from_jagged(of_all_ranks(predicted.by_sample(value)), offsets)
             for name, value in values.items()
         }
 
@@ -174,7 +174,7 @@ class ValueEngine(_RowsEngine, FSDPEngineWithValueHead):
         layout, offsets = output_args["layout"], micro_batch["input_ids"].offsets()
         of_others = (layout.own.start, layout.input_ids.shape[1] - layout.own.stop)
         values = torch.nn.functional.pad(output.logits.squeeze(-1), of_others).flatten()[layout.paths]
-        return {"values": torch.nested.nested_tensor_from_jagged(whole(values), offsets)}
+        return {"values": torch.nested.nested_tensor_from_jagged(of_all_ranks(values), offsets)}
 
 
 def model_inputs(layout: Layout, is_packed: bool = False) -> Arguments:

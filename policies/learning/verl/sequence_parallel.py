@@ -41,7 +41,7 @@ def own_part() -> tuple[int, int]:
     return get_ulysses_sequence_parallel_rank(), get_ulysses_sequence_parallel_world_size()
 
 
-def whole(values: torch.Tensor) -> torch.Tensor:
+def of_all_ranks(values: torch.Tensor) -> torch.Tensor:
     """The values that all ranks of the group have computed, each with 0 in the places of the others.
 
     The gradient is that of a rank's own values, times the number of ranks: all of them compute the same loss,

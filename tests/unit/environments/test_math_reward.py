@@ -7,7 +7,7 @@ import pytest
 from environments import math_reward_fn
 from environments.errors import DatasetError
 from environments.rewards import math
-from environments.thoughts import last_boxed
+from environments.rewards.reading import last_boxed
 
 
 def reward(answer, truth):
