@@ -326,3 +326,26 @@ def test_table_has_enough_conversations_and_half_are_recorded() -> None:
     names = {each["name"] for each in TABLE}
     assert len(TABLE) == len(names) >= 25
     assert 2 * sum(":" in name for name in names) >= len(TABLE), "those of clients are named by them"
+
+
+REASONS = {
+    *("another conversation", "another list of tools", "another system prompt", "history compacted"),
+    *("answer edited", "history edited", "tool result edited", "thoughts dropped", "asked again"),
+    *("history cut short", "thoughts changed by the template", "answer changed by the template"),
+}
+"""All reasons of ``policies.gateway.session`` and ``FunctionAgent`` for a branch."""
+
+
+def test_table_has_every_branch_client_and_dialect() -> None:
+    calls = [call for each in TABLE for call in each["calls"]]
+    branches = {branch for call in calls for branch in as_list(call.get("branch", ""))}
+    assert branches == REASONS | {""}
+    clients = {call["client"] for call in calls if "client" in call}
+    assert clients == {"goes", "comes back", "retries", "does not wait"}
+    assert {call.get("at") for call in calls} == {None, "messages", "responses"}
+    results = [
+        [message["role"] for message in messages_of(call)[-2:]] for call in calls if "messages" in call
+    ]
+    assert ["tool", "tool"] in results, "several results in one turn"
+    assert any(isinstance(call.get("says"), list) for call in calls), "several choices"
+    assert any("publish" in call for call in calls), "a publish in the middle of an answer"

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from actors.gateway.client import PolicyClient
 from environments import BaseEnv, CodeEnvironment, Dataset
-from environments.errors import ConfigError
+from environments.errors import AgentError, ConfigError
 from environments.sandbox.local import announce_best_effort
 from launch.settings.tree import TrainConfig
 from launch.training.trainer import AgentTrainer
@@ -96,6 +97,17 @@ def test_configuration_in_python_is_checked_before_any_play(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"learner\.optimizer\.min_lr_ratio=1\.5 has to be .*at most 1"):
         trainer.train()
     assert Precise.made == played and not (tmp_path / "run").exists()
+
+
+async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+    raise LookupError(f"no answer to {task['question']}")
+
+
+def test_trainer_plays_a_function_before_any_model_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    config = {"model.path": str(tiny_model), "run.directory": str(tmp_path / "run")}
+    trainer = AgentTrainer(rollout=solve, config=config, train_dataset=Dataset([{"question": "?"}]))
+    with pytest.raises(AgentError, match=r"rollout function solve raised LookupError.'no answer to \?'"):
+        trainer.train()
 
 
 def test_training_without_a_model_is_an_error_at_once() -> None:
