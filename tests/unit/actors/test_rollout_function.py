@@ -303,6 +303,21 @@ def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
     assert trajectory.steps[0].info["dropped"] == ["user"]
 
 
+def test_record_names_what_each_dialect_has_dropped() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        await say(client, "a", user="me", temperature=0.5)
+        await client.openai.responses.create(model="m", input="b", truncation="auto", top_p=0.5)
+        user: Any = {"role": "user", "content": "c"}
+        await client.anthropic.messages.create(
+            model="m", max_tokens=9, messages=[user], metadata={"user_id": "me"}, extra_body={"top_k": 3}
+        )
+        return 1.0
+
+    found = [step.info for step in play(solve).steps]
+    assert [each["dropped"] for each in found] == [["user"], ["truncation"], ["metadata"]]
+    assert [each["overruled"] for each in found] == [["temperature"], ["top_p"], ["top_k"]]
+
+
 def test_answer_ends_before_its_stop_string() -> None:
     """As that of a policy in service; its tokens keep the string, and the next prompt has them."""
 
@@ -1270,6 +1285,24 @@ def test_stored_responses_hold_what_they_share_once() -> None:
 
     play(solve)
     assert held == [2, 4, 6, 8], "a question and an answer with each call, though all are sent each time"
+
+
+def test_response_that_its_session_has_not_stored_is_unknown() -> None:
+    """Neither one of another session that is open, nor one's own with ``store=False``; both have one id."""
+    ids: list[str] = []
+
+    async def other(task: dict[str, Any], client: PolicyClient) -> float:
+        ids.append((await client.openai.responses.create(model="m", input="a", store=False)).id)
+        assert ids[0] == ids[1]
+        with pytest.raises(openai.BadRequestError, match=f"no response .{ids[0]}"):
+            await client.openai.responses.create(model="m", input="b", previous_response_id=ids[0])
+        return 1.0
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        ids.append((await client.openai.responses.create(model="m", input="a secret")).id)
+        return (await asyncio.to_thread(play, other)).reward
+
+    assert play(solve).reward == 1.0
 
 
 class Seeing:
