@@ -49,8 +49,10 @@ from environments.types import Completion, Message, TerminationReason, Trajector
 from launch.validation.trial import check_agent
 from launch.workload import Workload
 from policies.agents.game import GameAgent
+from policies.gateway.calls import OF_THE_RUN, REFUSED
 from policies.gateway.session import PolicyCall
 from policies.learning.samples import training_samples
+from policies.model_api.protocol import ChatRequest
 from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
 TASK = {"question": "What is 12+34?"}
@@ -417,6 +419,7 @@ def test_stream_has_all_choices() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
         ({"frequency_penalty": 1.0}, "frequency_penalty"),
+        ({"extra_body": {"policy_version": 0}}, "policy_version"),
     ],
 )
 def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], name: str) -> None:
@@ -424,10 +427,22 @@ def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], nam
         with pytest.raises(openai.BadRequestError, match=name) as caught:
             await say(client, "a", **fields)
         assert caught.value.param == name
-        await say(client, "a")
+        await say(client, "a", frequency_penalty=0, extra_body={"repetition_penalty": 1.0, "min_tokens": 0})
         return 1.0
 
     assert play(solve).reward == 1.0
+
+
+def test_fields_of_a_call_are_honoured_refused_or_dropped() -> None:
+    honoured = {
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop", "n"),
+        *("max_tokens", "max_completion_tokens", "cap_max_tokens", "stream", "stream_options"),
+    }
+    dropped = {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
+    of_one_value = {"model", "add_generation_prompt", "logit_bias", "modalities", "top_logprobs"}
+    ignored = {"return_token_ids"}  # the dialect of Anthropic's messages has set it itself
+    decided = honoured | dropped | of_one_value | ignored | {*OF_THE_RUN, *REFUSED}
+    assert decided == set(ChatRequest.model_fields)
 
 
 def test_step_limit_leaves_the_function_its_reward() -> None:
