@@ -245,6 +245,7 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
                     "session": self._program.client.session,
                     "follows": placed.follows,
                     "branch": placed.branch,
+                    "restored_thoughts": placed.num_restored,
                     "overruled": list(call.overruled),
                     "dropped": list(call.dropped),
                 },

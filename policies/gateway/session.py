@@ -58,6 +58,8 @@ class PlacedCall:
     """Reason for which it does not go on where an earlier call has ended; empty where it does."""
     num_foreign: int
     """Messages of the assistant that the model has not said there: they are context, and never trained."""
+    num_restored: int
+    """Others of them that the chat template gets with their thoughts, which the program has left out."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class Session:
         """The places of ``START`` and of its messages; empty before the first call."""
         self._own: list[_Answered | None] = []
         """The calls whose answers its messages are; ``None`` for each that is none."""
+        self._restored: list[bool] = []
+        """True for each of its messages that gets back the thought that it lacks."""
         self._tools = ""
         self.num_calls = 0
 
@@ -105,10 +109,14 @@ class Session:
         """
         num_same = sum(takewhile(bool, map(is_, call.messages, self._call.messages)))
         path, own = self._path[: num_same + 1] or [START], self._own[:num_same]
+        restored = self._restored[:num_same]
         for message in call.messages[num_same:]:
-            own.append(self._own_answer(path[-1], message) if message["role"] == "assistant" else None)
-            path.append(self._place(path[-1], message) if own[-1] is None else own[-1].path[-1])
+            answered = self._own_answer(path[-1], message) if message["role"] == "assistant" else None
+            own.append(answered)
+            path.append(self._place(path[-1], message) if answered is None else answered.path[-1])
+            restored.append(answered is not None and _lacks_thought(answered.message, message))
         self._call, self._path, self._own, self._tools = call, path, own, _key(call.tools)
+        self._restored = restored
         follows = [each.number for each in own if each is not None]
         num_answers = [message["role"] for message in call.messages].count("assistant")
         num_known = sum(map(self._known.__contains__, path[1:]))
@@ -119,6 +127,7 @@ class Session:
             follows=follows[-1] if follows else None,
             branch=self._branch(path, self._tools, num_known),
             num_foreign=num_answers - len(follows),
+            num_restored=sum(restored),
         )
 
     def answer(self, text: str, message: Message) -> None:
@@ -149,7 +158,7 @@ class Session:
         likeness: tuple[int, ...] = ()
         found = None
         for answered in self._answers.get(place, ()):
-            if not self._keeps_thoughts and _thought(answered.message) and not _thought(given):
+            if not self._keeps_thoughts and _lacks_thought(answered.message, given):
                 continue
             if (alike := _likeness(answered.message, given)) and alike >= likeness:
                 likeness, found = alike, answered
@@ -216,6 +225,11 @@ def _likeness(sent: Message, given: Message) -> tuple[int, ...]:
         has_form,
     )
     return has_ids, has_thought, sum(is_exact)
+
+
+def _lacks_thought(sent: Message, given: Message) -> bool:
+    """Return whether a message comes back without the thought that the program was sent."""
+    return bool(_thought(sent)) and not _thought(given)
 
 
 def _thought(message: Message) -> str:

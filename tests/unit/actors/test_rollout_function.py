@@ -193,6 +193,7 @@ def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
     assert requests[1].messages[1] == {"role": "assistant", "content": f"<think>Add.</think>\n{CALL}"}
     assert requests[1].tools == [TOOL]
     assert [step.info["follows"] for step in trajectory.steps] == [None, 0]
+    assert [step.info["restored_thoughts"] for step in trajectory.steps] == [0, 1]
     assert trajectory.metrics["foreign_answers"] == 0
 
 
