@@ -715,11 +715,12 @@ def test_close_ends_a_coroutine_that_waits() -> None:
     ended = threading.Event()
 
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        call = asyncio.create_task(say(client, "a"))
         try:
-            await say(client, "a")
-            await asyncio.sleep(600)
+            await asyncio.sleep(20)
         finally:
             ended.set()
+            await asyncio.gather(call, return_exceptions=True)
         return 1.0
 
     pair = pair_of(None, None, solve, {}, {})
