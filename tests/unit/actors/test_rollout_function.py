@@ -197,6 +197,24 @@ def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
     assert trajectory.metrics["foreign_answers"] == 0
 
 
+def test_program_that_takes_one_tool_call_gets_the_first() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        first = await client.openai.chat.completions.create(
+            model="m", messages=messages, tools=[TOOL], parallel_tool_calls=False
+        )
+        (call,) = first.choices[0].message.tool_calls
+        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "46"}]
+        await client.openai.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+        return float(json.loads(call.function.arguments) == {"a": 12, "b": 34})
+
+    requests: list[SampleRequest] = []
+    both = f"{CALL}\n{CALL.replace('12', '5')}"
+    trajectory = play(solve, lambda messages: both if len(messages) == 1 else "46", requests)
+    assert (trajectory.reward, trajectory.steps[1].info["follows"]) == (1.0, 0)
+    assert requests[1].messages[1]["content"] == both, "the policy sees all that it has sampled"
+
+
 @pytest.mark.parametrize(("thought", "num_foreign"), [("Add.", 0), ("Subtract.", 1)])
 def test_thought_that_comes_back_within_the_text_is_matched(thought: str, num_foreign: int) -> None:
     async def solve(task: dict[str, Any], client: PolicyClient) -> float:
