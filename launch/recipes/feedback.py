@@ -96,6 +96,7 @@ def report(groups: Sequence[TrajectoryGroup], what: str, run: Path, groups_per_s
     number = sum(len(each.trajectories) for each in groups)
     sys.stdout.write(
         f"{number} {what} to {len(groups)} prompts. Learn from them by run.replay={run} "
+        "algorithm.correction.level=token "  # the policy that learns has not sampled them
         f"run.num_steps={len(groups) // groups_per_step} rollout.groups_per_step={groups_per_step}.\n"
     )
 

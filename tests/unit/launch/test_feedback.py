@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from environments.data.recordings import Feedback, RecordedAnswer, Recordings
 from environments.errors import ConfigError
 from environments.types import Completion, Message, Step, TerminationReason, Trajectory
 from launch.recipes.feedback import feedback_workload, main, write_rollouts
+from launch.settings.compose import compose
+from launch.settings.tree import algorithm_of
 from launch.training.recording import RecordedRollouts
 from launch.validation.replay import check_recording
 from launch.workload import load_workload
@@ -78,6 +81,9 @@ def test_command_writes_rollouts_and_shows_settings(
     assert main(arguments) == 2
     assert "answers to 2 prompts, and an update learns from 8: lower" in capsys.readouterr().err
     assert main([*arguments, "--groups-per-step", "1"]) == 0
-    assert "run.num_steps=2 rollout.groups_per_step=1" in capsys.readouterr().out
+    shown = re.findall(r"[a-z_.]+=\S*[^.\s]", capsys.readouterr().out)
+    config = compose(shown)
+    assert (config.run.num_steps, config.rollout.groups_per_step) == (2, 1)
+    assert algorithm_of(config).correction_level == "token", "other weights have sampled them"
     assert main([*arguments, "--groups-per-step", "1"]) == 2
     assert "has trajectories already" in capsys.readouterr().err
