@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,10 @@ class Manifest:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
         if fields.pop(DIGEST, None) != _digest_of(fields):
             raise ValueError(f"{STATE} is not what was written: its SHA-256 differs")
-        manifest = Manifest(**fields)
-        return Manifest(
+        return replace(
+            Manifest(**fields),
             progress=Progress(**fields["progress"]),
-            in_flight=tuple(manifest.in_flight),
-            num_ready=manifest.num_ready,
+            in_flight=tuple(fields["in_flight"]),
             files={name: FileDigest(**digest) for name, digest in fields["files"].items()},
         )
 
