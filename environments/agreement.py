@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.command_name import explained, module_parser
+from environments.command_name import command_parser, explained
 from environments.data.datasets import Dataset
 from environments.errors import DatasetError, EnvironmentFailure
 from environments.named_module import load_function
@@ -126,7 +126,7 @@ def _label(row: dict[str, object], columns: dict[str, str], label: str, index: i
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = module_parser("environments.agreement", __doc__)
+    options = command_parser("environments.agreement", __doc__)
     options.add_argument("judge", metavar="MODULE:NAME", help="a Judge, or another reward function")
     options.add_argument("--labels", type=Path, required=True, help="a .jsonl, .json, .csv or .parquet file")
     options.add_argument("--answer", default="response", help="column of the answers (default: %(default)s)")

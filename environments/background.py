@@ -6,11 +6,13 @@ import asyncio
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 START_POLL_SECONDS = 0.01
@@ -34,6 +36,33 @@ def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
     _threads.add(thread)
     thread.start()
     return future
+
+
+def concurrently(function: Callable[[Item], Result], items: Iterable[Item], most: int) -> list[Result]:
+    """The results of ``function`` in the order of ``items``, by at most ``most`` calls at once.
+
+    No call begins after one has failed, and those that have begun are waited for. They run in daemon threads:
+    a program that is interrupted need not wait for them.
+
+    Raises:
+        BaseException: the error of an item that has one.
+    """
+    given = [*items]
+    pending, results = enumerate(given), dict[int, Result]()
+
+    def work() -> None:
+        try:
+            for number, item in pending:  # each thread takes others
+                results[number] = function(item)
+        except BaseException:
+            deque(pending, maxlen=0)
+            raise
+
+    workers = [in_background(work, "one of several") for _ in given[:most]]
+    wait(workers)
+    for each in workers:
+        each.result()
+    return [results[number] for number in range(len(given))]
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:

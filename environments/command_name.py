@@ -29,15 +29,14 @@ def command_name(name: str) -> str:
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of the arguments of a command, such as "view", whose help shows its description as it is."""
-    layout = argparse.RawTextHelpFormatter
-    return argparse.ArgumentParser(prog=command_name(name), description=description, formatter_class=layout)
+    """The parser of the arguments of a command, whose help shows its description as it is.
 
-
-def module_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of the arguments of a module that can be run; as of ``command_parser``."""
+    Args:
+        name: of the command, such as "view", or of a module that can be run.
+    """
+    program = f"python -m {name}" if "." in name else command_name(name)
     layout = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"python -m {module}", description=description, formatter_class=layout)
+    return argparse.ArgumentParser(program, description=description, formatter_class=layout)
 
 
 def positive(text: str) -> float:
@@ -49,7 +48,7 @@ def positive(text: str) -> float:
 
 def only_folder(arguments: list[str], module: str, description: str | None) -> Path:
     """The folder that a module's command is given, which has no other argument; ``--help`` describes it."""
-    parser = module_parser(module, description)
+    parser = command_parser(module, description)
     parser.add_argument("folder", metavar="FOLDER", type=Path)
     return Path(parser.parse_args(arguments).folder)
 

@@ -97,7 +97,7 @@ class Turns:
 
 
 def steps_of(columns: Json) -> list[Step]:
-    """The steps that ``Turns.json`` has written, or an earlier version of it.
+    """The steps that ``Turns.json`` has written.
 
     Raises:
         LookupError, TypeError or ValueError: ``columns`` are of something else.
@@ -106,10 +106,6 @@ def steps_of(columns: Json) -> list[Step]:
     for size, stop in zip(completion["prompt_sizes"], completion["tokens"]["stops"], strict=True):
         if not 0 <= size <= stop:
             raise ValueError(f"{size} ids of a prompt among {stop}")
-    if "numbers" in completion["tokens"]:
-        columns["arrays"] = {"tokens": completion["tokens"]["numbers"]}
-        for name in _JOINED:
-            completion[name], columns["arrays"][name] = completion[name]["sizes"], completion[name]["values"]
     return _steps(columns, _completions(columns, [unpacked(columns["arrays"][name]) for name in _ARRAYS]))
 
 
@@ -254,9 +250,8 @@ def _steps(columns: Json, completions: Sequence[Completion | None]) -> list[Step
 def _completions(columns: Json, arrays: Sequence[array[Any]]) -> list[Completion | None]:
     """The completion of each turn."""
     own, (ids, *joined) = columns["completion"], arrays
-    if ids.typecode == "B":
-        ids = widened(ids, sum(own["tokens"]["sizes"]))
-    spans = _spans(_tree(own["tokens"], ids), own["tokens"])
+    tree = _tree(own["tokens"], widened(ids, sum(own["tokens"]["sizes"])))
+    spans = _spans(tree, own["tokens"])
     parts = map(_parts, joined, map(own.get, _JOINED))
     for name in ("tool_calls", "usage"):
         own[name] = [each if each is None else tuple(each) for each in own[name]]

@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "overrides",
         nargs="*",
-        help=f"settings: {', '.join(PLAY_SETTINGS)};\nwith --base-url {' and '.join(MODEL_SETTINGS)} too",
+        help=f"settings: {', '.join(PLAY_SETTINGS)}; with --base-url {' and '.join(MODEL_SETTINGS)} too",
     )
     parser.add_argument("--task", type=int, default=0, metavar="N", help="the number of the task")
     parser.add_argument("--base-url", help="of an OpenAI server whose model answers")

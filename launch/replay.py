@@ -211,11 +211,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--reward",
         metavar="MODULE:FUNCTION",
-        help="a reward function, as an environment's reward_fn, that grades the\nrecorded answers anew",
+        help="a reward function, as an environment's reward_fn, that grades the recorded answers anew",
     )
     parser.add_argument("--without", type=int, metavar="GROUP", help="number of a group that is left out")
     parser.add_argument(
-        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)},\nsuch as algorithm.name=dr_grpo"
+        "settings", nargs="*", help=f"settings of {', '.join(SECTIONS)}, such as algorithm.name=dr_grpo"
     )
     options = parser.parse_intermixed_args(arguments)
     change = Change(overrides=options.settings, reward=options.reward, without=options.without)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,44 +27,6 @@ def save(rank: Any, folder: Path | str) -> None:
     rank.begin_save(str(folder))()
     dist.barrier()  # the export reads what all have written
     rank.export(str(folder))
-
-
-def save_as_before(rank: Any, folder: Path) -> None:
-    """Have one of the ranks save its state in the form of earlier versions: files of ``torch.save``, whose
-    tensors are shards also where there is one rank.
-    """
-    import torch
-    import torch.distributed as dist
-    from safetensors.torch import save_file
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-    from torch.utils._pytree import tree_map_only
-
-    from policies.learning.verl.weights import full_tensor
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-
-    @cache  # tied ones stay one
-    def sharded(tensor: torch.Tensor) -> torch.Tensor:
-        is_whole = tensor.dim() > 0 and not isinstance(tensor, DTensor)
-        return distribute_tensor(tensor.detach(), mesh, [Shard(0)]) if is_whole else tensor
-
-    rank.begin_save(str(folder))
-    number = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
-    torch.save(
-        tree_map_only(torch.Tensor, sharded, dict(rank.engine.module.state_dict(keep_vars=True))),
-        folder / f"model_{number}",
-    )
-    torch.save(
-        tree_map_only(torch.Tensor, sharded, rank.engine.optimizer.state_dict()), folder / f"optim_{number}"
-    )
-    reference = getattr(rank, "_reference", None)
-    if reference is None:
-        return
-    with reference.in_place() as tensors:
-        whole = {name: full_tensor(tensor).detach().clone() for name, tensor in tensors.items()}
-    if dist.get_rank() == 0:
-        save_file(whole, folder / "reference.safetensors")
 
 
 def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[TrainingSample, ...]:

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from environments.bounds import near_name
-from environments.command_name import command_name, explained, module_parser
+from environments.command_name import command_name, command_parser, explained
 from environments.data.dataset_files import READERS, Row, read_rows, without_filling
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.task_columns import EMPTY, QUESTIONS, column_of, marked_answer
@@ -315,7 +315,7 @@ def report(name: str, splits: Sequence[Dataset], notes: Sequence[str]) -> str:
 @explained()
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status: 0, or 2 for a printed reason."""
-    options = module_parser("environments.data.prepare", __doc__)
+    options = command_parser("environments.data.prepare", __doc__)
     options.add_argument("name", help=f"one of {', '.join(sorted(SETS))}")
     options.add_argument(
         "--from",

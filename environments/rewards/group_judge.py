@@ -9,8 +9,9 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from environments.background import concurrently
 from environments.rewards.base import RewardOutput
-from environments.rewards.judge import Judge, concurrently, quoted_object
+from environments.rewards.judge import Judge, quoted_object
 from environments.rewards.judge_ledger import JudgeLedger
 from environments.thoughts import split_thought
 from environments.types import Message

@@ -6,14 +6,12 @@ import hashlib
 import json
 import math
 import re
-import threading
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from environments.background import concurrently
 from environments.bounds import check_bounds, setting
 from environments.chat_endpoint import ChatEndpoint
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
@@ -274,38 +272,6 @@ def graded(function: Callable[[T], R], items: Iterable[T], reward_fn: RewardFunc
     if not isinstance(reward_fn, Judge | GroupReward):
         return [function(each) for each in items]
     return concurrently(function, items, reward_fn.concurrency)
-
-
-def concurrently(function: Callable[[T], R], items: Iterable[T], most: int) -> list[R]:
-    """The results of ``function`` in the order of ``items``, by at most ``most`` calls at once.
-
-    No call begins after one has failed, and those that have begun are waited for. They run in daemon threads:
-    a program that is interrupted need not wait for them.
-
-    Raises:
-        BaseException: the error of the first item that has one.
-    """
-    calls = [(item, Future[R]()) for item in items]
-    waiting = deque(calls)
-
-    def work() -> None:
-        while waiting:
-            try:
-                item, future = waiting.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                future.set_result(function(item))
-            except BaseException as error:  # noqa: BLE001  # whoever waits raises it
-                waiting.clear()
-                future.set_exception(error)
-
-    threads = [threading.Thread(target=work, name="judge", daemon=True) for _ in calls[:most]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [future.result() for _, future in calls]
 
 
 def _object_text(reply: str) -> str:

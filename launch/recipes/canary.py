@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from environments.command_name import explained, module_parser
+from environments.command_name import command_parser, explained
 from environments.data.canary import (
     CONVERSATION,
     FILE,
@@ -168,7 +168,7 @@ def _successes(path: Path) -> dict[str, list[bool]]:
 @explained(OSError)
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0, 2 for a printed reason, or 3 where a trial goes on."""
-    options = module_parser("launch.recipes.canary", __doc__)
+    options = command_parser("launch.recipes.canary", __doc__)
     commands = options.add_subparsers(dest="command", required=True)
     start, judge, end = (commands.add_parser(name) for name in ("start", "judge", "end"))
     for each in (start, judge, end):

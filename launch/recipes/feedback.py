@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from environments.command_name import explained, module_parser
+from environments.command_name import command_parser, explained
 from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import read_recordings
 from environments.errors import ConfigError
@@ -104,7 +104,7 @@ def report(groups: Sequence[TrajectoryGroup], what: str, run: Path, groups_per_s
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = module_parser("launch.recipes.feedback", __doc__)
+    options = command_parser("launch.recipes.feedback", __doc__)
     options.add_argument("recordings", help="server.recording.folder of the server")
     options.add_argument("run", help="a new folder for the rollouts")
     options.add_argument("--groups-per-step", type=int, default=8, help="rollout.groups_per_step")

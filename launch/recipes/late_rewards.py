@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from environments.command_name import explained, module_parser
+from environments.command_name import command_parser, explained
 from environments.data.late_rewards import LateRewards
 from environments.data.trajectory_json import Json
 from environments.types import Step, TerminationReason, Trajectory, TrajectoryGroup
@@ -73,7 +73,7 @@ def _rewarded(step: Step, reward: float | None) -> Step:
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = module_parser("launch.recipes.late_rewards", __doc__)
+    options = command_parser("launch.recipes.late_rewards", __doc__)
     options.add_argument("past", type=Path, help="folder of the run whose rollouts were judged later")
     options.add_argument("rewards", type=Path, help="folder of late rewards of its session server")
     options.add_argument("run", type=Path, help="a new folder for the rollouts")

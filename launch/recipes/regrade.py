@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from environments.command_name import explained, module_parser
+from environments.command_name import command_parser, explained
 from environments.errors import TroupeError
 from environments.named_module import load_function
 from environments.regrading import regraded_group
@@ -71,7 +71,7 @@ def changes(before: Sequence[TrajectoryGroup], after: Sequence[TrajectoryGroup])
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    options = module_parser("launch.recipes.regrade", __doc__)
+    options = command_parser("launch.recipes.regrade", __doc__)
     options.add_argument("past", type=Path, help="folder of the run whose rollouts are graded")
     options.add_argument("run", type=Path, help="a new folder for them")
     options.add_argument("--reward", required=True, metavar="MODULE:NAME", help="a reward function or judge")

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_line
 from environments.disk import FileDigest, replaced, sync
 from environments.errors import ConfigError, TroupeError
-from environments.types import JudgedBy, Trajectory
+from environments.types import Trajectory
 from policies.learning.settings import LearnerConfig
 from policies.learning.verl.fields import in_four_bits
 
@@ -110,16 +110,12 @@ class Manifest:
             fields = dict(json.loads(text))
         except ValueError as error:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
-        if DIGEST in fields and fields.pop(DIGEST) != _digest_of(fields):  # earlier versions wrote none
+        if fields.pop(DIGEST, None) != _digest_of(fields):
             raise ValueError(f"{STATE} is not what was written: its SHA-256 differs")
-        manifest = Manifest(**fields)
-        if READY not in manifest.files:
-            raise ValueError(f"{STATE} does not name {READY}: another version of Troupe wrote it")
-        judges = dict.fromkeys(("rollout", "eval"), JudgedBy.REWARD)  # all that earlier versions knew
-        return Manifest(
-            progress=Progress(**{"judged_by": judges} | fields["progress"]),
-            in_flight=tuple(manifest.in_flight),
-            num_ready=manifest.num_ready,
+        return replace(
+            Manifest(**fields),
+            progress=Progress(**fields["progress"]),
+            in_flight=tuple(fields["in_flight"]),
             files={name: FileDigest(**digest) for name, digest in fields["files"].items()},
         )
 
@@ -360,7 +356,7 @@ class CheckpointFolder:
             return None
         text = pointer.read_text(encoding="utf-8")
         try:
-            name, *metric, value = text.split()  # files of older versions have no metric
+            name, *metric, value = text.split()
             best = name, " ".join(metric), float(value)
         except ValueError as error:
             raise ConfigError(

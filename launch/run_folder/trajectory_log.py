@@ -165,7 +165,7 @@ def find_task(directory: Path, task: object) -> list[Json]:
     """Kept trajectories of ``task``, as a file has it, over the course of the training: of each the row in
     the file of its update or evaluation, its reward and what became of it.
     """
-    as_written_by_python = f'"task": {json.dumps(task)}'.encode()  # in older files, and with half a character
+    as_written_by_python = f'"task": {json.dumps(task)}'.encode()  # in a line with half a character
     wanted = (b'"task":' + encoded(task), as_written_by_python)
     found: list[Json] = []
     for kind in (TRAIN, EVALUATION):

@@ -7,7 +7,9 @@ its bound, below it the sentence that ``--help`` prints.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from actors.rollouts.rollout import RolloutLimits
@@ -353,6 +355,15 @@ def without_rollouts(config: TrainConfig) -> TrainConfig:
     server = replace(config.server, num_replicas=0, max_replicas=None)
     fleet = replace(config.fleet, num_actors=0, max_actors=None)
     return replace(config, server=server, fleet=fleet, evaluation=EvaluationConfig())
+
+
+def changed(config: TrainConfig, *names: str) -> Iterator[str]:
+    """Settings among ``names`` that are not at their defaults, as a command line sets them."""
+    usual = TrainConfig()
+    for name in names:
+        value_of = attrgetter(name)
+        if value_of(config) != value_of(usual):
+            yield f"{name}={value_of(config)}"
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:

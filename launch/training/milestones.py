@@ -205,9 +205,6 @@ class Milestones:
             self.tracker.sample(groups[0].trajectories[0])
 
     def _judged(self, metric: str) -> str:
-        """The name of ``metric`` in the file of the best checkpoint: by another judge it is another one.
-
-        That of a reward above 0 is not named, as in the files of versions that knew no other.
-        """
+        """The name of ``metric`` in the file of the best checkpoint: by another judge it is another one."""
         judge = self.state.progress.judged_by.get("eval", JudgedBy.REWARD)
-        return metric if "/pass_at_" not in metric or judge == JudgedBy.REWARD else f"{metric} by {judge}"
+        return f"{metric} by {judge}" if "/pass_at_" in metric else metric

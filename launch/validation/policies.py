@@ -9,9 +9,12 @@ from pathlib import Path
 
 from environments.errors import ConfigError, TroupeError
 from environments.types import TrajectoryGroup
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, changed
 from launch.workload import Workload
 from policies.model_files import HUGGINGFACE
+
+OF_ONE_POLICY = ("server.colocated", "server.http_port", "run.replay", "preferences.num_steps")
+"""Settings of runs of one policy."""
 
 
 def check_policies(config: TrainConfig, policies: Sequence[str]) -> None:
@@ -24,17 +27,11 @@ def check_policies(config: TrainConfig, policies: Sequence[str]) -> None:
             f"The agent has policies={policies}, which name folders of checkpoints: give two or more, of "
             "letters, digits, '_' and '-', and each once; or leave them out to train one."
         )
-    for setting, value, usual in (
-        ("server.colocated", config.server.colocated, False),
-        ("server.http_port", config.server.http_port, None),
-        ("run.replay", config.run.replay, None),
-        ("preferences.num_steps", config.preferences.num_steps, 0),
-    ):
-        if value != usual:
-            raise ConfigError(
-                f"{setting}={value} is for a run of one policy, and the agent names {', '.join(policies)}: "
-                "leave it out, or let one policy play all seats."
-            )
+    for setting in changed(config, *OF_ONE_POLICY):
+        raise ConfigError(
+            f"{setting} is for a run of one policy, and the agent names {', '.join(policies)}: leave it out, "
+            "or let one policy play all seats."
+        )
 
 
 def check_one_policy(workload: Workload) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from environments.errors import ConfigError
 from environments.types import Completion
 from launch.run_folder.trajectory_log import TRAIN, first_completions, kept_steps
-from launch.settings.tree import TrainConfig
+from launch.settings.tree import TrainConfig, changed
 
 
 def check_replay(config: TrainConfig, num_updates: int) -> None:
@@ -21,15 +21,9 @@ def check_replay(config: TrainConfig, num_updates: int) -> None:
     """
     if config.run.replay is None:
         return
-    for name, value, usual in (
-        ("rollout.max_staleness", config.rollout.max_staleness, 0),
-        ("server.http_port", config.server.http_port, None),
-        ("evaluation.every", config.evaluation.every, 0),
-        ("evaluation.num_replicas", config.evaluation.num_replicas, 0),
-        ("run.best_metric", config.run.best_metric, None),
-    ):
-        if value != usual:
-            raise ConfigError(f"{name}={value} needs an engine, and run.replay starts none: leave it out.")
+    of_evaluations = ("evaluation.every", "evaluation.num_replicas", "run.best_metric")
+    for setting in changed(config, "rollout.max_staleness", "server.http_port", *of_evaluations):
+        raise ConfigError(f"{setting} needs an engine, and run.replay starts none: leave it out.")
     recorded = Path(config.run.replay)
     if recorded.resolve() == Path(config.run.directory).resolve():
         raise ConfigError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import fields
 
 from actors.serving.keys import access_keys
-from actors.settings import AccessConfig, ServerConfig
+from actors.settings import AccessConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
@@ -20,6 +21,7 @@ from launch.settings.tree import (
     RunConfig,
     TrainConfig,
     algorithm_of,
+    changed,
 )
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
@@ -157,18 +159,13 @@ def _critic(learner: LearnerConfig) -> tuple[OptimizerConfig, float]:
 def _check_effect_on_serving(config: TrainConfig) -> None:
     server = config.server
     check_server_parser(server.tool_parser)
-    for name in ("http_host", "tool_parser"):
-        value = vars(server)[name]
-        if server.http_port is None and value != vars(ServerConfig())[name]:
+    access = (f"server.access.{each.name}" for each in fields(AccessConfig))
+    for setting in changed(config, "server.http_host", "server.tool_parser", *access):
+        if server.http_port is None:
             raise ConfigError(
-                f"server.{name}={value} has no effect without server.http_port: set that too, for example "
+                f"{setting} has no effect without server.http_port: set that too, for example "
                 "server.http_port=8000, or leave it out."
             )
-    if server.http_port is None and server.access != AccessConfig():
-        raise ConfigError(
-            "server.access was changed, and has no effect without server.http_port: set that too, for "
-            "example server.http_port=8000, or leave it out."
-        )
     access_keys(server)
     if server.adapters:
         raise ConfigError(

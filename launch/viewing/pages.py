@@ -88,7 +88,7 @@ class Pages:
         return {"records": plain_json(records), "file": present, "alarms": alarms, "steps": steps}
 
     def settings(self, number: int) -> PlainTextResponse:
-        """The settings of a run; empty for one of an older version."""
+        """The settings of a run; empty for a folder without."""
         run = self._run(number)
         try:
             return PlainTextResponse(read_settings(run)[0] if (run / SETTINGS).exists() else "")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+from environments.background import concurrently
 from environments.chat_endpoint import ChatEndpoint
 from environments.columns import stored
 from environments.errors import ConfigError, EnvironmentFailure
@@ -81,7 +81,7 @@ class ServedTeacher:
         Raises:
             EnvironmentFailure: the server does not answer, or by no such scores.
         """
-        rows = iter(self._at_once(self._row, list(chain(*(batch.samples for batch in batches)))))
+        rows = iter(concurrently(self._row, chain(*(batch.samples for batch in batches)), CONCURRENCY))
         return [
             batch.with_column("teacher_logprobs", [next(rows) for _ in batch.samples]) for batch in batches
         ]
@@ -107,7 +107,7 @@ class ServedTeacher:
         first = replace(self.endpoint, timeout_seconds=FIRST_SECONDS, retries=0)
         try:
             ServedTeacher(first)._echo(compared[:2])  # a silent server is found before a long wait for it
-            echoes = self._at_once(self._echo, prompts)
+            echoes = concurrently(self._echo, prompts, CONCURRENCY)
         except EnvironmentFailure as error:
             raise ConfigError(
                 f"{setting} cannot teach. {error} It has to be a server that gives log-probabilities of "
@@ -120,10 +120,6 @@ class ServedTeacher:
                     f"{setting} has token {number} as {theirs!r}, and the student has it as {ours!r}: name a "
                     "teacher of the student's family, such as a larger model or a checkpoint of one."
                 )
-
-    def _at_once(self, call: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
-        with ThreadPoolExecutor(CONCURRENCY) as threads:
-            return list(threads.map(call, given))
 
     def _row(self, sample: TrainingSample) -> Any:
         """The column ``teacher_logprobs`` of a sample."""

@@ -25,7 +25,7 @@ from policies.learning.verl.config import actor_config, worker_config
 from policies.learning.verl.data import scored, supervised
 from policies.learning.verl.fields import QUANTIZATION, check_fields, in_four_bits
 from policies.learning.verl.losses import policy_loss, weighted_loss
-from policies.learning.verl.shards import REFERENCE, Saved, StateCopy, TorchFiles, write_tensors
+from policies.learning.verl.shards import REFERENCE, ShardFiles, StateCopy, write_tensors
 from policies.learning.verl.token_trees import obstacle
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
@@ -36,8 +36,6 @@ from verl.workers.utils.losses import sft_loss
 
 logger = logging.getLogger(__name__)
 
-REFERENCE_FILE = "reference.safetensors"
-"""File to which earlier versions wrote the reference policy."""
 ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
 """File to which verl writes rank and alpha of a checkpoint's adapters."""
@@ -236,13 +234,10 @@ class VerlLearner(VerlWorker):
             with self._reference.in_place() as tensors:
                 copy.add({REFERENCE + name: tensor for name, tensor in tensors.items()})
 
-    def _restore_from(self, saved: Saved, folder: str) -> None:
+    def _restore_from(self, saved: ShardFiles, folder: str) -> None:
         if self._reference is None:
             return
         with self._reference.in_place() as tensors:
-            if isinstance(saved, TorchFiles):
-                verl_weights.read(os.path.join(folder, REFERENCE_FILE), tensors)
-                return
             for name, tensor in tensors.items():
                 if REFERENCE + name not in saved.shapes:
                     raise ConfigError(

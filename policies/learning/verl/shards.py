@@ -1,8 +1,7 @@
 """State of a sharded model: each rank copies and writes its own part, and any number of ranks read theirs.
 
 A file of a rank has the place of each of its shards in the whole tensor, so a rank reads what overlaps its
-own shards and nothing else. Files of earlier versions were ``torch.save``'s, of which each rank reads all.
-All files are read as data: none of them can run code.
+own shards and nothing else. All files are read as data: none of them can run code.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import json
 import math
 import os
 import pickle
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -42,7 +40,7 @@ NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(
 _REMEDY = "Resume with the model.path and the learner.verl.model that it was trained with."
 
 
-def restore_model(module: torch.nn.Module, saved: Saved) -> None:
+def restore_model(module: torch.nn.Module, saved: ShardFiles) -> None:
     """Fill all parameters and buffers of ``module``.
 
     Raises:
@@ -61,7 +59,7 @@ def restore_model(module: torch.nn.Module, saved: Saved) -> None:
         saved.fill(name, tensor)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Saved) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: ShardFiles) -> None:
     """Restore moments and numbers of steps of ``optimizer``. Its settings, such as betas, stay as they are:
     a run may be resumed with others.
 
@@ -121,9 +119,10 @@ def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     All ranks have the same names: a shard does not decide, since it may be empty.
     """
-    state = module.state_dict(keep_vars=True)
-    first = _first_names({name: id(tensor) for name, tensor in state.items()})
-    return _named(MODEL, {name: state[name] for name in first})
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), (MODEL + name, tensor))
+    return dict(found.values())
 
 
 def optimizer_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -133,18 +132,6 @@ def optimizer_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         for index, values in state["state"].items()
         for key, value in values.items()
     }
-
-
-def _named(part: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {part + name: tensor for name, tensor in tensors.items()}
-
-
-def _first_names(identities: Mapping[str, Hashable]) -> Iterable[str]:
-    """Names without those of what has a name before, as an output layer that is the embedding too."""
-    found: dict[Hashable, str] = {}
-    for name, identity in identities.items():
-        found.setdefault(identity, name)
-    return found.values()
 
 
 # -- files of safetensors ------------------------------------------------------------------------------
@@ -277,9 +264,8 @@ class ShardFiles:
     def __init__(self, folder: str) -> None:
         first = glob.glob(os.path.join(glob.escape(folder), "state_00000_of_*.safetensors"))
         if len(first) != 1:
-            raise ConfigError(
-                f"{folder} is not a whole checkpoint: it has {len(first)} files of rank 0, not 1."
-            )
+            found = f"it has {len(first)} files state_00000_of_*.safetensors, not 1."
+            raise ConfigError(_not_loaded(folder, found))
         self.num_ranks = int(first[0].removesuffix(".safetensors").rpartition("_")[2])
         self.shapes: dict[str, Sequence[int]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
@@ -365,88 +351,13 @@ def _not_loaded(path: str, error: Exception | str) -> str:
     )
 
 
-# -- files of earlier versions -------------------------------------------------------------------------
-
-
-class TorchFiles:
-    """Files that ``torch.save`` has written, of two parts of each rank's state: ``model`` and ``optim``.
-
-    Raises:
-        ConfigError: one of them is missing or damaged.
-    """
-
-    def __init__(self, folder: str, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
-        self._of_ranks = []
-        for rank in range(num_ranks):
-            model, optimizer = (
-                read_state(os.path.join(folder, f"{part}_world_size_{num_ranks}_rank_{rank}.pt"))
-                for part in ("model", "optim")
-            )
-            self._of_ranks.append(_named(MODEL, model) | optimizer_state(optimizer))
-        first = _first_names({name: _memory(name, each) for name, each in self._of_ranks[0].items()})
-        self.shapes = {name: tuple(self._of_ranks[0][name].shape) for name in first}
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._of_ranks[0][name].dtype
-
-    def fill(self, name: str, tensor: torch.Tensor) -> None:
-        verl_weights.take_share(tensor, put_together([state[name] for state in self._of_ranks]))
-
-
-def _memory(name: str, tensor: torch.Tensor) -> Hashable:
-    """Identity of a tensor in a file: its names have it in common."""
-    own = verl_weights.local(tensor)
-    return (own.data_ptr(), tensor.shape) if own.numel() else name
-
-
-Saved = ShardFiles | TorchFiles
-"""The whole state of a model in training, as some ranks have saved it."""
-
-
-def saved_state(folder: str) -> Saved:
-    """The state in a checkpoint of this version or of an earlier one.
-
-    Raises:
-        ConfigError: the folder is not a whole checkpoint, or a file is damaged.
-    """
-    old = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
-    found = re.search(r"world_size_(\d+)_rank", os.path.basename(old[0])) if len(old) == 1 else None
-    return ShardFiles(folder) if found is None else TorchFiles(folder, int(found.group(1)))
-
-
 def extra_state(folder: str, rank: int, num_ranks: int) -> Any:
-    """Schedule and random generators of a rank. Raises as ``read_state`` does."""
-    return read_state(os.path.join(folder, f"extra_state_world_size_{num_ranks}_rank_{rank}.pt"))
-
-
-def put_together(saved: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The whole tensor of which ``saved`` are the shards of ranks 0, 1, 2, ..."""
-    first = saved[0]
-    if not isinstance(first, DTensor):
-        return first
-    shards = [verl_weights.local(shard) for shard in saved]
-    return _joined(shards, first.device_mesh.mesh, first.placements)
-
-
-def _joined(
-    shards: Sequence[torch.Tensor], ranks: torch.Tensor, placements: Sequence[Placement]
-) -> torch.Tensor:
-    """The shards of ``ranks``, an array that has a dimension for each of ``placements``."""
-    if not placements:
-        return shards[int(ranks)]
-    placement, *others = placements
-    if isinstance(placement, Shard):
-        return torch.cat([_joined(shards, part, others) for part in ranks], placement.dim)
-    return _joined(shards, ranks[0], others)  # all of them have the same
-
-
-def read_state(path: str) -> Any:
-    """The content of a file that ``torch.save`` wrote. Tensors are read from the disk when they are used.
+    """Schedule and random generators of a rank, in a file of ``torch.save``.
 
     Raises:
         ConfigError: it holds other types than tensors, numpy's arrays and plain values, or is damaged.
     """
+    path = os.path.join(folder, f"extra_state_world_size_{num_ranks}_rank_{rank}.pt")
     with torch.serialization.safe_globals(list(NUMPY_TYPES)):
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

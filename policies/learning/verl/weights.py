@@ -5,7 +5,6 @@ What gathers is collective: all ranks call it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -43,40 +42,14 @@ def gathered(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Ten
     return {name: full for name, full in kept if full is not None}
 
 
-def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill ``tensors``, sharded or not, from the whole ones of the same names in a file.
-
-    Raises:
-        ConfigError: the file is not there, is damaged, or holds other tensors.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    if not os.path.exists(path):
-        raise ConfigError(f"{path} is missing: the checkpoint was written by a run with other settings.")
-    try:
-        opened = safe_open(path, "pt")
-    except SafetensorError as error:
-        raise ConfigError(f"{path} is damaged, or is no file of tensors: {error}") from error
-    with opened as file:
-        missing = sorted(set(tensors) - set(file.keys()))
-        if missing:
-            raise ConfigError(f"{path} lacks {missing[0]!r}, which the model has: it is of another model.")
-        fill(tensors, file.get_tensor)
-
-
+@torch.no_grad()
 def fill(tensors: Mapping[str, torch.Tensor], whole_tensor: Callable[[str], torch.Tensor]) -> None:
     """Fill ``tensors``, sharded or not, from the whole ones of the same names."""
     for name, tensor in tensors.items():
-        take_share(tensor, whole_tensor(name))
-
-
-@torch.no_grad()
-def take_share(tensor: torch.Tensor, full: torch.Tensor) -> None:
-    """Fill ``tensor``, sharded or not, from the whole one."""
-    full = full.to(tensor.device)
-    if isinstance(tensor, DTensor):
-        full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    local(tensor).copy_(local(full))
+        full = whole_tensor(name).to(tensor.device)
+        if isinstance(tensor, DTensor):
+            full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        local(tensor).copy_(local(full))
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,6 @@ from policies.learning.verl.four_bits import SCALES, numbers_in, unpacked
 from policies.learning.verl.sequence_parallel import check_model
 from policies.learning.verl.shards import (
     MODEL,
-    Saved,
     ShardFiles,
     StateCopy,
     extra_state,
@@ -41,7 +40,6 @@ from policies.learning.verl.shards import (
     optimizer_state,
     restore_model,
     restore_optimizer,
-    saved_state,
     write_in_turn,
 )
 from policies.learning.verl.token_trees import pairs_per_token
@@ -281,7 +279,7 @@ class VerlWorker(TrainingWorker):
         Raises:
             ConfigError: the checkpoint is damaged, or of another model.
         """
-        saved, present = saved_state(folder), dist.get_world_size()
+        saved, present = ShardFiles(folder), dist.get_world_size()
         restore_model(self.engine.module, saved)
         restore_optimizer(self.engine.optimizer, saved)
         self._restore_from(saved, folder)
@@ -298,7 +296,7 @@ class VerlWorker(TrainingWorker):
             "weights, optimizer and schedule are as they were; the random generators begin anew."
         )
 
-    def _restore_from(self, saved: Saved, folder: str) -> None:
+    def _restore_from(self, saved: ShardFiles, folder: str) -> None:
         """Restore what ``_add_to`` has copied."""
 
     def schedule(self) -> dict[str, Any]:

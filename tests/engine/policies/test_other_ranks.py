@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from learner_samples import RESPONSE_TOKENS, batches, save, save_as_before, with_random_columns
+from learner_samples import RESPONSE_TOKENS, batches, save, with_random_columns
 from machine import free_port
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
@@ -69,7 +69,6 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
         save(worker, folder / kind / "two")
         shards = {name: tensor.contiguous() for name, tensor in worker.weights()}
         save_file(shards, folder / kind / f"shards_of_{worker.rank}.safetensors")
-        save_as_before(worker, folder / kind / "before")
         worker.update(samples())
         save(worker, folder / kind / "updated")
 
@@ -123,14 +122,13 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     return max(float((tensor - theirs[name]).detach().abs().max()) for name, tensor in ours.items())
 
 
-@pytest.mark.parametrize("form", ["two", "before"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_from_one_rank_to_two_and_back_is_bit_identical(
-    saved: Saved, make: MakeRank, kind: str, form: str
+    saved: Saved, make: MakeRank, kind: str
 ) -> None:
     alone, back = saved.alone[kind], make(kind)
     back.begin_phase(OPTIMIZER, 100)
-    left_out = back.load(str(saved.folder / kind / form))
+    left_out = back.load(str(saved.folder / kind / "two"))
     assert left_out is not None
     assert "written by 2 learner rank(s) and is loaded by 1" in left_out
     assert left_out.endswith("are as they were; the random generators begin anew.")
@@ -163,14 +161,9 @@ def test_two_ranks_learn_from_it_what_one_would(saved: Saved, make: MakeRank, ki
     assert differences[1] > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("form", "lacking"),
-    [("two", "state_00001_of_00002.safetensors"), ("before", "optim_world_size_2_rank_1.pt")],
-)
-def test_checkpoint_that_lacks_a_rank_names_its_file(
-    saved: Saved, make: MakeRank, tmp_path: Path, form: str, lacking: str
-) -> None:
-    for path in (saved.folder / "all weights" / form).iterdir():
+def test_checkpoint_that_lacks_a_rank_names_its_file(saved: Saved, make: MakeRank, tmp_path: Path) -> None:
+    lacking = "state_00001_of_00002.safetensors"
+    for path in (saved.folder / "all weights" / "two").iterdir():
         if path.name != lacking:
             (tmp_path / path.name).symlink_to(path)
     with pytest.raises(ConfigError, match=f"{lacking} is not the state of a learner"):

@@ -75,7 +75,6 @@ def test_trajectory_is_equal_after_hops_and_files(kind: str) -> None:
     assert trajectory_from_json(json.loads(json.dumps(written(arrived)))) == trajectory
     assert written(arrived) == written(trajectory)
     assert copy.deepcopy(arrived) == trajectory
-    assert trajectory_from_json(json.loads(json.dumps(whole))) == trajectory, "a file of an earlier version"
     assert asdict(trajectory) == whole, "nothing of it has changed"
 
 
@@ -166,52 +165,6 @@ def test_field_of_a_subclass_named_as_a_column_spoils_nothing() -> None:
     kind = make_dataclass("Chat", [("messages", Any, None), ("conversations", Any, None)], bases=(Step,))
     line = written(Trajectory(steps=[kind([{"role": "user", "content": "ask"}], messages=["own"])]))
     assert trajectory_from_json(line).steps == [Step([{"role": "user", "content": "ask"}])]
-
-
-def test_line_of_an_earlier_version_that_repeats_turns_is_read() -> None:
-    ask, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
-    turns = [([ask], "i:AQAAAAIAAAADAAAA", [0, 0], [-1, -1]), ([answer], "i:BAAAAA==", [1, 5], [0, 0])]
-    turns += [([answer], "i:CQAAAA==", [0, 2], [1, 0]), ([ask], "i:BQAAAA==", [2, 5], [1, 1])]
-    packed_ids = {"completion_ids": "i:BwAAAAgAAAA=", "logprobs": "d:AAAAAAAA4L9VVVVVVVXVvw=="}
-    lines = [
-        vars(Step(action="answer"))
-        | {"chat_completions": new, "num_repeated": num_repeated, "repeats": repeats}
-        | {"completion": {"text": "answer", "finish_reason": "stop", "prompt_ids": ids, **packed_ids}}
-        for new, ids, num_repeated, repeats in turns
-    ]
-    read = trajectory_from_json(vars(Trajectory()) | {"steps": lines})
-    prompts = [(1, 2, 3), (1, 2, 3, 7, 8, 4), (1, 2, 9), (1, 2, 3, 7, 8, 5)]
-    assert [each.prompt_ids for each in read.completions] == prompts
-    assert {(each.completion_ids, each.logprobs) for each in read.completions} == {((7, 8), (-0.5, -1 / 3))}
-    messages = [step.chat_completions for step in read.steps]
-    assert messages == [[ask], [ask, answer], [answer], [ask, answer, ask]]
-
-
-OLD_LINE = """{"thought": [[""], [""]], "action": [1, [null]], "observation": [[null], [null]],
-"model_response": [[""], [""]], "info": [{}, {"a": 1}], "reward": [0.0, 1.0], "done":
-[false, false], "mc_return": [0.0, 0.0], "messages": [{"role": "user", "content":
-"ask"}, {"role": "assistant", "content": "answer"}], "conversations": {"parents": [-1],
-"starts": [0], "sizes": [2], "nodes": [0, 0], "stops": [1, 2], "numbers": [0, 1]},
-"completion": {"turns": [0, 1], "tokens": {"parents": [-1], "starts": [0], "sizes": [5],
-"nodes": [0, 0], "stops": [3, 5], "numbers": "i:AQAAAAIAAAAHAAAABAAAAAgAAAA="},
-"prompt_sizes": [2, 4], "logprobs": {"sizes": [1, 1], "values":
-"d:AAAAAAAA4L9VVVVVVVXVvw=="}, "token_versions": {"sizes": [2, 0], "values":
-"q:AwAAAAAAAAABAAAAAAAAAA=="}, "text": [1, ["other"]], "finish_reason": ["stop",
-"stop"], "policy": ["", ""], "policy_version": [0, 0], "tool_calls": [[], []],
-"retokenized": [false, false], "usage": [null, null]}}"""
-
-
-def test_line_whose_columns_hold_their_numbers_is_read() -> None:
-    ask, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
-    one = {"prompt_ids": (1, 2), "completion_ids": (7,), "logprobs": (-0.5,), "token_versions": (3,)}
-    two = {"prompt_ids": (1, 2, 7, 4), "completion_ids": (8,), "logprobs": (-1 / 3,)}
-    first, second = (
-        Completion(text=text, finish_reason="stop", **ids) for text, ids in (("answer", one), ("other", two))
-    )
-    steps = [Step([ask], action="answer", completion=first)]
-    steps.append(Step([ask, answer], info={"a": 1}, reward=1.0, completion=second))
-    read = trajectory_from_json(vars(Trajectory()) | {"steps": json.loads(OLD_LINE)})
-    assert read == Trajectory(steps=steps)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,23 @@ def test_trajectories_are_read_in_order_and_the_last_one_counts(tmp_path: Path) 
     assert read_trajectories(tmp_path / "results") == [trajectory(0), trajectory(1)]
 
 
-@pytest.mark.parametrize("name", ["reward", "rollout_id", "steps", "task", "termination_reason"])
+@pytest.mark.parametrize(
+    "name", ["reward", "rollout_id", "steps", "task", "termination_reason", "metrics", "is_correct"]
+)
 def test_trajectory_without_a_field_is_refused(name: str) -> None:
     values = written(trajectory(0))
     del values[name]
     with pytest.raises(KeyError, match=name):
         trajectory_from_json(values)
+
+
+def test_turns_that_are_no_columns_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    open_file(path).close()
+    turn_by_turn = json.dumps({"index": 0} | asdict(trajectory(0)))
+    path.write_text(path.read_text() + turn_by_turn + "\n")
+    with pytest.raises(DatasetError, match=r"results.jsonl is no trajectory .*: name another file"):
+        read_trajectories(path)
 
 
 @pytest.mark.parametrize("reason", [each for each in TerminationReason if each.is_infrastructure])
@@ -214,24 +225,9 @@ def test_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
     assert read_trajectories(tmp_path / "results")[0].steps == [Step(action="x")]
 
 
-def test_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> None:
-    with open_file(tmp_path / "results") as file:
-        file.append(0, trajectory(0))
-    text = (tmp_path / "results").read_text()
-    assert ',"metrics":{"called":1.0}' in text
-    (tmp_path / "results").write_text(text.replace(',"metrics":{"called":1.0}', ""))
-    assert read_trajectories(tmp_path / "results")[0].metrics == {}
-
-
-def test_file_of_before_is_read_as_judged_by_its_rewards(tmp_path: Path) -> None:
+def test_judgement_of_a_reward_function_is_read_again(tmp_path: Path) -> None:
     judged = trajectory(0)
     judged.is_correct, judged.by_reward_function = False, True
     with open_file(tmp_path / "results") as file:
         file.append(0, judged)
-        file.append(1, trajectory(1))
-    assert read_trajectories(tmp_path / "results")[0] == judged
-    lines = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
-    for line in lines[1:]:
-        del line["is_correct"], line["by_reward_function"]
-    (tmp_path / "results").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_trajectories(tmp_path / "results") == [trajectory(0), trajectory(1)]
+    assert read_trajectories(tmp_path / "results") == [judged]

@@ -67,7 +67,7 @@ def test_defaults_and_all_recipes_pass_the_check() -> None:
         ("fleet.nodes={labels: {market: spot}}", r"fleet\.nodes\.labels has {'market': 'spot'}: set what"),
         ("fleet.nodes={market: true}", r"fleet\.nodes={market: True} has to be a label, .* or an amount"),
         ("server.http_host=0.0.0.0", r"http_host=0\.0\.0\.0 .*server\.http_port=8000"),
-        ("server.access.per_minute={requests: 5}", r"server\.access .*server\.http_port=8000"),
+        ("server.access.per_minute={requests: 5}", r"server\.access\.per_minute=.* server\.http_port=8000"),
         ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
         ("learner.verl={actor: {ppo_epochs: 2}}", r"learner\.verl\.actor\.ppo_epochs=2 cannot be set"),

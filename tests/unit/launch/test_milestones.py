@@ -332,11 +332,12 @@ def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluat
 
 @pytest.mark.parametrize("metric", ["eval/pass_at_1", "eval/reward_mean"])
 def test_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric: str) -> None:
-    """The run was begun by a version for which success was a reward above 0; its best policy had 1.0."""
+    """The run was begun with an environment whose success was a reward above 0; its best policy had 1.0."""
     begun = state_of(tmp_path)
     begun.progress = Progress(step=1, judged_by={"eval": "reward above 0"})
     save_whole(begun, StreamState(), lambda folder: None)
-    (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric} 1.0\n")
+    judge = " by reward above 0" if "pass_at" in metric else ""
+    (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric}{judge} 1.0\n")
 
     state = state_of(tmp_path, resume=True)
     milestones, said = under_way(state, metric)

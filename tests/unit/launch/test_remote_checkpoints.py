@@ -257,6 +257,7 @@ def test_copy_cannot_write_outside_the_folder(
     manifest = json.loads(FILES.cat_file(files_of(address, 1)[STATE]))
     del manifest["sha256"]
     manifest["files"] = {"../../planted": {"num_bytes": 2, "sha256": ""}} | manifest["files"]
+    manifest["sha256"] = sha256(json.dumps(manifest).encode()).hexdigest()
     text = json.dumps(manifest).encode()
     name = f"step_000009-{sha256(text).hexdigest()[:8]}"
     FILES.pipe_file(f"{FILES._strip_protocol(address)}/{name}/{STATE}", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,6 @@ def test_update_of_long_conversations_costs_half_a_second(tmp_path: Path) -> Non
     assert [each.trajectory for each in read_kept(tmp_path, TRAIN, 3)] == [
         each for every in groups for each in every.trajectories
     ]
-
-
-@pytest.mark.parametrize("rewrites", [False, True])
-def test_line_of_earlier_version_with_its_whole_history_is_read(rewrites: bool) -> None:
-    whole = conversation("0/0", 5, rewrites)
-    assert trajectory_from_json(json.loads(json.dumps(asdict(whole)))) == whole
 
 
 def test_messages_equal_in_python_keep_their_types_and_order() -> None:
