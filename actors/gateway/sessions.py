@@ -393,7 +393,7 @@ class Sessions:
                 reason = f"The training was killed, and was not resumed within {DRIVER_SECONDS:g} s."
                 raise RequestError(reason, status=410, code="session_ended")
             return None
-        session.has_called = True
+        session.has_called |= request.method == "POST"  # the list of models may be a check of health
         offer, way = session.offer, session.offer["environment"]
         if not self._journals.is_open(offer["id"], offer["attempt"]):  # another actor is about to offer it
             return None

@@ -136,7 +136,7 @@ def _address(folder: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline:
-        with suppress(OSError, LookupError):
+        with suppress(OSError, LookupError, StopIteration):  # it has no page yet
             port = (folder / "DevToolsActivePort").read_text().split()[0]
             with opener.open(f"http://127.0.0.1:{port}/json", timeout=5) as answer:
                 return str(

@@ -9,10 +9,12 @@ import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import overload
 
 from environments.bounds import near_name
 from environments.data.dataset_files import Row, Table, plain_rows, read_rows, without_filling, write_rows
+from environments.disk import writing_to
 from environments.errors import DatasetError
 
 
@@ -143,6 +145,7 @@ class DatasetRegistry:
 
         Raises:
             DatasetError: a name cannot be a file's, the file cannot be read, or a row is no JSON object.
+            ConfigError: the folder cannot be written to.
         """
         path = _path(name, split)
         if isinstance(data, Mapping):
@@ -156,6 +159,9 @@ class DatasetRegistry:
             rows = data.to_dict("records")
         else:  # only a split of a Hugging Face dataset has features
             rows = without_filling(data, f"The data for {name!r}") if hasattr(data, "features") else data
+        with writing_to(str(path.parent), "set TROUPE_HOME to a folder that can, on a disk with room"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=path.parent).close()
         write_rows(path, plain_rows(rows))
         return cls.load_dataset(name, split)
 

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from environments.data.canary import CanaryFile
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_line
-from environments.disk import replaced, sync
+from environments.disk import replaced, sync, writing_to
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
@@ -126,16 +126,12 @@ class Recordings:
         Raises:
             ConfigError: it cannot be written.
         """
-        try:
+        remedy = "name a folder that this program may write to, and on several machines one that they share"
+        with writing_to(f"server.recording.folder={self.folder}", remedy):
             for part in (self.folder, self.folder / ANSWERS, self.folder / READINGS):
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
             rules = {"format": 1, "keep_days": self.keep_days, "readers": list(self.readers)}
             _create(self.folder / ABOUT, rules, replaces=True)
-        except OSError as error:
-            raise ConfigError(
-                f"server.recording.folder={self.folder} cannot be written ({error}): name a folder that this "
-                "program may write to, and on several machines one that they share."
-            ) from error
         self.sweep()
 
     def write(self, answer: RecordedAnswer, trajectory: Trajectory) -> bool:

@@ -54,7 +54,8 @@ class ProcessTree:
         Raises:
             ConfigError: none of them holds one.
         """
-        for process in [self._root, *self._root.children(recursive=True)]:
+        self.is_alive()  # it notes those that have come since
+        for process in self._seen:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 for file in process.open_files():
                     if Path(file.path).name == LOCK:

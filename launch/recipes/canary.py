@@ -36,7 +36,7 @@ from environments.data.canary import (
     paired_difference,
     read_canary,
 )
-from environments.data.recordings import Recording, read_recordings
+from environments.data.recordings import ABOUT, Recording, read_recordings
 from environments.data.trajectory_file import read_trajectories
 from environments.errors import ConfigError
 from environments.pass_at_k import successes_by_task
@@ -59,8 +59,8 @@ def started_canary(folder: Path, version: str, share: float, by: str = CONVERSAT
     name, _, number = version.partition("@")
     if not name or not number:
         raise ConfigError(f"{version!r} names no version: write policy@31, of server.versions=[31].")
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name the server.recording.folder of the server.")
+    if not (folder / ABOUT).is_file():
+        raise ConfigError(f"{folder} is no folder of recordings: name a server's server.recording.folder.")
     earlier = read_canary(folder)
     if earlier is not None and earlier.state == TRIAL:
         raise ConfigError(f"{earlier.version} is on trial in {folder}: judge it, or end it first.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from environments.data.repairs import INSTRUCTION, write_repairs
 from launch.recipes.demonstration import written_call
@@ -41,6 +42,8 @@ EXAMPLE = [
 def workload(seed: int) -> Workload:
     """The tasks, of which those of four programs are held out for every seed."""
     if not FOLDER.is_dir():
-        write_repairs(FOLDER)
+        with TemporaryDirectory(dir=".", prefix=f".{FOLDER}.") as unfinished:
+            write_repairs(made := Path(unfinished, "whole"))
+            made.rename(FOLDER)
     given = harbor_workload(str(FOLDER), seed)
     return replace(given, agent_args={**given.agent_args, "examples": EXAMPLE})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from environments.errors import ConfigError
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics, read_settings
 from launch.run_folder.consumed_log import Consumed, read_consumed_log
@@ -66,8 +67,15 @@ def read_run(directory: Path) -> RunRecords:
 
 
 def audit(run: RunRecords) -> list[Finding]:
-    """Findings of all checks of a run, which may still be going on."""
-    return [check(run) for check in CHECKS]
+    """Findings of all checks of a run, which may still be going on. Raises ``ConfigError`` for settings that
+    are not those of a run.
+    """
+    try:
+        return [check(run) for check in CHECKS]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The run's settings are not those of a training ({error!r}): copy its settings.yaml again."
+        ) from error
 
 
 def each_rollout_once(run: RunRecords) -> Finding:

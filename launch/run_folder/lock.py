@@ -6,12 +6,12 @@ import fcntl
 import os
 import socket
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
 from actors.ray_tools.job import in_job
+from environments import disk
 from environments.errors import ConfigError
 
 LOCK = ".lock"
@@ -53,16 +53,10 @@ class RunLock:
         self._file.close()
 
 
-@contextmanager
-def writing_to(directory: Path) -> Iterator[None]:
+def writing_to(directory: Path) -> AbstractContextManager[None]:
     """Raises ``ConfigError`` in place of an ``OSError``: nothing can be written to the run's folder."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"run.directory={directory} cannot be written to ({error}): name a folder that can be made, on "
-            "a disk with room."
-        ) from error
+    remedy = "name a folder that can be made, on a disk with room"
+    return disk.writing_to(f"run.directory={directory}", remedy)
 
 
 def run_directory(setting: str) -> Path:

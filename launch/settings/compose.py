@@ -100,7 +100,6 @@ def with_overrides(given: Any, overrides: Sequence[str]) -> TrainConfig:
 
     settings = dict(_settings(_as_mapping(given), field_names()))
     for override in _parsed(overrides):
-        _check(override)
         settings |= _settings({override.key_or_group: override.value()}, field_names())
     register()
     setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
@@ -194,7 +193,6 @@ def named_settings(overrides: Sequence[str]) -> list[str]:
     """
     names = []
     for override in _parsed(overrides):
-        _check(override)
         names += _leaf_names(override.key_or_group, override.value())
     return names
 
@@ -206,10 +204,12 @@ def _parsed(overrides: Sequence[str]) -> Iterator[Override]:
     parser = OverridesParser.create()
     for text in overrides:
         try:
-            yield parser.parse_override(text)
+            override = parser.parse_override(text)
         except HydraException as error:
             reason = " ".join(str(error).split())
             raise ConfigError(masked(f"{text!r} cannot be read: write setting=value. ({reason})")) from error
+        _check(override)
+        yield override
 
 
 def _check(override: Override) -> None:

@@ -329,9 +329,12 @@ def restore(learner: Learners, state: RunState, stages: Sequence[Stage], tracker
             learner.publish(progress.version)
         return
     not_restored = learner.load(str(state.checkpoint))
+    unfinished = [each for each in stages if 0 < each.num_done(state) < each.num_steps]
     if progress.version:
-        learner.publish(progress.version)
-    elif progress.stage_steps and not any(0 < each.num_done(state) < each.num_steps for each in stages):
+        # A stage without rollouts learns beyond the version that it began with, which no file has any more.
+        if all(each.rolls_out for each in unfinished):
+            learner.publish(progress.version)
+    elif progress.stage_steps and not unfinished:
         # What was learned came from a stage that ends sooner now than the one that was interrupted.
         learner.publish(progress.version + 1)
         progress.version += 1

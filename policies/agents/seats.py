@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from environments.errors import AgentError
+from environments.rewards.base import is_reward
 from environments.steps import PLAYED_SEAT
 from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
@@ -34,7 +35,7 @@ class SeatsAgent(BaseAgent):
         agent_args: arguments of ``agent_class``.
 
     Raises:
-        AgentError: an observation names no seat, or one without a policy.
+        AgentError: an observation names no seat, or one without a policy, or a seat's reward is no number.
     """
 
     def __init__(
@@ -76,8 +77,14 @@ class SeatsAgent(BaseAgent):
         """Give each seat its reward, and the observation to the next one to move, or at the end to all."""
         if self.trajectory.steps:
             self.trajectory.steps[-1].reward = 0.0  # the engine has put there what step() returned
-            given = {str(seat): earned for seat, earned in info.get("seat_rewards", {}).items()}
-            for seat, earned in ({self._seat: reward} | given).items():
+            given = info.get("seat_rewards", {})
+            if type(given) is not dict or not all(map(is_reward, given.values())):
+                raise AgentError(
+                    f"info['seat_rewards']={given!r} gives no finite number to each seat: write "
+                    '{"0": -1.0, "1": 1.0}.'
+                )
+            rewards = {self._seat: reward} | {str(seat): earned for seat, earned in given.items()}
+            for seat, earned in rewards.items():
                 if step := self._last_step(seat):
                     step.reward += earned
         if done:

@@ -19,7 +19,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "engine": (
         *("param_offload", "optimizer_offload", "offload_policy", "full_determinism", "wrap_policy"),
         *("reshard_after_forward", "fsdp_size", "forward_prefetch", "model_dtype", "mixed_precision"),
-        *("use_no_sync_for_gradient_accumulation", "qat", "ulysses_sequence_parallel_size"),
+        *("use_no_sync_for_gradient_accumulation", "ulysses_sequence_parallel_size"),
     ),
     "model": (
         *("use_shm", "trust_remote_code", "external_lib", "override_config"),
@@ -64,8 +64,10 @@ QUANTIZATION = "quantization_config"
 """Field of ``learner.verl.model.override_config`` for a base in four bits beneath adapters (QLoRA)."""
 IN_FOUR_BITS: Mapping[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 """Value of that field, whose second part may be left out."""
-NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names that models have for the number of a layer's experts."""
+SCALED_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions that transformers derives anew from the largest position of each pass."""
 OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
 OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
 """Fields that move something from a GPU to its host."""
@@ -198,6 +200,23 @@ def check_base(learner: LearnerConfig, setting: str, config: Mapping[str, Any]) 
             f"{setting} has num_attention_heads={num_heads}, which is no multiple of "
             f"{SEQUENCE_RANKS}={learner.ranks_of_row}: set a number that divides it, or leave it out."
         )
+    if learner.ranks_of_row > 1 and (found := _undivided_by(text)):
+        raise ConfigError(
+            f"{setting} has {found}, with which ranks cannot each compute a part of a row: leave "
+            f"{SEQUENCE_RANKS}={learner.ranks_of_row} out, and set learner.micro_batch_tokens to the longest "
+            "sample."
+        )
+
+
+def _undivided_by(text: Mapping[str, Any]) -> str:
+    """The entry of a ``config.json`` for which ranks cannot compute a row together; else an empty text."""
+    others = sorted({*(text.get("layer_types") or ())} - {"full_attention"})
+    rope, window = str(text.get("rope_parameters") or text.get("rope_scaling")), text.get("sliding_window")
+    if others:
+        return f"layer_types={others}"
+    if any(kind in rope for kind in SCALED_BY_LENGTH):
+        return f"rope_scaling={rope}"
+    return f"sliding_window={window}" if window and text.get("use_sliding_window", True) else ""
 
 
 def small_moment(optimizer: Mapping[str, Any]) -> float | None:

@@ -182,7 +182,15 @@ def test_spoilt_results_are_no_failures_of_the_canary(
     assert "10 tasks in common, of 40 and 10" in capsys.readouterr().err
 
 
+def test_folder_without_recordings_has_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert main(["start", str(folder), "tiny@2"]) == 2
+        assert "is no folder of recordings: name a server" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Recordings(tmp_path, keep_days=1.0).open()
     main(["start", str(tmp_path), "tiny@2"])
 
     def read_while_it_ends(folder: Path, reader: str) -> list[Recording]:
@@ -196,6 +204,7 @@ def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recordings(tmp_path, keep_days=1.0).open()
     assert main(["start", str(tmp_path), "tiny@2"]) == main(["end", str(tmp_path), "promote"]) == 0
     assert main(["start", str(tmp_path), "tiny@3"]) == 2
     assert "tiny@2 was promoted" in capsys.readouterr().err

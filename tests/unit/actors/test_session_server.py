@@ -914,6 +914,25 @@ def test_program_that_dies_with_its_actor_fails_its_rollout(sessions: list[Sessi
     assert "has made no call for 0.5 s since, and has sent no reward" in failure["failed"]
 
 
+@pytest.mark.slow
+def test_list_of_models_is_no_sign_of_a_program(http: httpx.Client, sessions: list[Sessions]) -> None:
+    """A check of its health may outlive the program: the silence goes on."""
+    server = SessionServer(port=0, silent_seconds=1.0)
+    headers = {**HEADERS, "x-session-id": "a"}
+    with (
+        httpx.Client(base_url=server.url, headers=headers, trust_env=False) as http,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        offered = threads.submit(offer, server, "a")
+        assert http.post("/sessions").json()["id"] == "a"
+        assert isinstance(offered.exception(5), httpx.ReadTimeout)
+        offered = threads.submit(offer, server, "a", seconds=5.0, attempt=2)
+        wait_until(lambda: not sessions[-1]._open["a"].has_called, 5)
+        with pytest.raises(httpx.ReadTimeout):
+            http.get("/v1/models", timeout=0.3)
+        assert "has made no call for 1 s since" in offered.result().json()["failed"]
+
+
 @pytest.mark.parametrize(("before", "after"), [("runs/first", "runs/second"), ("", "")])
 def test_session_of_a_killed_driver_goes_on_in_its_run_only(
     http: httpx.Client, server: SessionServer, sessions: list[Sessions], before: str, after: str

@@ -6,6 +6,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -175,6 +177,25 @@ def test_faults_are_named(env: FakeBrowser, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(browser, "NAMES", ("absent",))
     with pytest.raises(ConfigError, match="There is no absent here: install Chromium"):
         Page()
+
+
+def test_browser_that_shows_no_page_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'[{"type": "service_worker"}]')
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    monkeypatch.setattr(browser, "START_SECONDS", 0.5)
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        (tmp_path / "DevToolsActivePort").write_text(f"{server.server_port}\n/devtools")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(EnvironmentFailure, match=r"Chromium has not started within 0\.5 s"):
+            browser._address(tmp_path)
+        server.shutdown()
 
 
 def test_workload_has_five_tasks_with_pages() -> None:

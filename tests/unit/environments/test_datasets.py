@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from environments import Dataset, DatasetRegistry
-from environments.errors import DatasetError
+from environments.errors import ConfigError, DatasetError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -191,6 +191,13 @@ def test_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_home_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TROUPE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"file/datasets/n cannot be written to .*: set TROUPE_HOME to a"):
+        DatasetRegistry.register_dataset("n", rows(1))
+
+
 def test_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
     here, there = tmp_path / "driver", tmp_path / "unpacked_on_another_node"
     here.mkdir()

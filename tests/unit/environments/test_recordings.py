@@ -135,7 +135,7 @@ def test_damaged_file_is_an_error_with_its_name(recordings: Recordings) -> None:
 
 def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"server.recording.folder=.* cannot be written"):
+    with pytest.raises(ConfigError, match=r"server.recording.folder=.* cannot be written to"):
         Recordings(tmp_path / "file" / "recordings", 30).open()
 
 

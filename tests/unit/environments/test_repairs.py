@@ -132,3 +132,15 @@ def test_recipe_shows_calls_that_can_be_read(
     names: dict[str, Any] = {}
     exec(repairs.CODE.replace(old, new), names)
     assert repairs.CODE.count(old) == 1 and names["last_digit"](123) == 3
+
+
+def test_tasks_that_were_written_in_part_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "train").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repairs, "write_repairs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        repairs.workload(0)
+    assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ import pytest
 from environments.errors import ConfigError
 from launch.chaos import main
 from launch.fault_injection.fault import choose_member, send_signal
+from launch.fault_injection.process_tree import ProcessTree
 from launch.health.members import Member, members, role_of
 
 
@@ -99,6 +100,15 @@ def test_process_is_stopped_shown_as_stopped_and_makes_progress(
     assert main(["list", *below]) == 0
     listed = capsys.readouterr().out
     assert "fleet" in listed and "(stopped)" not in listed
+
+
+def test_folder_of_a_run_that_has_ended_is_an_error(impostor: Impostor) -> None:
+    run = impostor("ray::TrajectoryQueue")
+    tree = ProcessTree(run.pid)
+    run.kill()
+    run.wait()
+    with pytest.raises(ConfigError, match="holds a run's folder"):
+        tree.folder()
 
 
 def test_what_is_not_there_is_refused_with_a_sentence(

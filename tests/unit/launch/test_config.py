@@ -261,6 +261,12 @@ def test_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message:
         compose([override])
 
 
+@pytest.mark.parametrize("override", ["=3", "@run=3", "~run", "~run.num_steps"])
+def test_override_of_nothing_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"(names no setting|deletes a setting): write "):
+        as_train_config(["recipe=calculator", override])
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -115,6 +115,20 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     assert state.progress.version == len(published)
 
 
+@pytest.mark.parametrize(("num_done", "published"), [(50, []), (250, [1])], ids=["in a stage", "after it"])
+@pytest.mark.parametrize("name", ["warm_start", "preferences"])
+def test_version_before_a_stage_is_not_what_that_has_learned(
+    tmp_path: Path, name: str, num_done: int, published: list[int]
+) -> None:
+    state = state_at(tmp_path, version=1, stage_steps={name: num_done})
+    versions: list[int] = []
+    learner: Any = SimpleNamespace(load=lambda folder: "", publish=versions.append)
+    tracker: Any = SimpleNamespace(announce=lambda text: None)
+    config = config_of(tmp_path, *FOUR_BITS, f"stages=[{name},reinforce]", f"{name}.num_steps=250")
+    start.restore(learner, state, chosen_stages(config), tracker)
+    assert versions == published and state.progress.version == 1
+
+
 @pytest.mark.parametrize(("given", "published"), [(FOUR_BITS, [1]), ([], [])])
 def test_weights_in_four_bits_are_a_version_of_their_own(
     tmp_path: Path, given: list[str], published: list[int]

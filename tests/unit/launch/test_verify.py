@@ -65,3 +65,10 @@ def test_verify_finds_a_broken_demand(run: Path, options: list[str], text: str, 
 def test_verify_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert "has no settings.yaml: name the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", ["a: 1", "- 1", "rollout: 3", ""])
+def test_verify_refuses_settings_of_something_else(run: Path, settings: str, capsys: Any) -> None:
+    (run / "settings.yaml").write_text(settings, "utf-8")
+    assert main(["verify", str(run)]) == 2
+    assert "are not those of a training" in capsys.readouterr().err

@@ -42,6 +42,15 @@ def test_error_without_an_index_names_the_wheel(no_index: Path, name: str, wheel
     assert list(no_index.iterdir()) == []
 
 
+def test_cache_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(
+        ConfigError, match=r"file/cache cannot be written to .*: set TROUPE_CACHE to a folder"
+    ):
+        model_folder(SMOLLM2)
+
+
 def test_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
     (no_index / SMOLLM2).mkdir(parents=True)
     assert model_folder(SMOLLM2) == str(no_index / SMOLLM2)

@@ -280,6 +280,15 @@ def test_mover_gets_what_step_returns_unless_it_is_named() -> None:
     assert [step.reward for step in agent.trajectory.steps] == [1.5, 0.25]
 
 
+@pytest.mark.parametrize("given", [[1.0, -1.0], None, {"a": None}, {"a": float("nan")}, {"a": "1"}])
+def test_reward_of_a_seat_that_is_no_number_is_named(given: Any) -> None:
+    agent = SeatsAgent()
+    agent.update_from_env({"seat": "a", "question": "?"}, 0.0, False, {})
+    agent.update_from_model("x")
+    with pytest.raises(AgentError, match=r"info\['seat_rewards'\]=.* gives no finite number to each seat"):
+        agent.update_from_env("", 0.0, True, {"seat_rewards": given})
+
+
 def test_resumed_game_ends_as_it_would_have() -> None:
     entries: list[bytes] = []
     whole = play(WON_BY_A, record=lambda _, entry: entries.append(entry))

@@ -46,6 +46,7 @@ def test_fields_that_may_be_set_are_those_of_verl(verl_on_cpu: None) -> None:
         ("model", "hybrid_engine", "leave it out, nothing here acts on it"),
         ("model", "use_fused_kernels", "set learner.micro_batch_tokens"),
         ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),
+        ("engine", "qat", "leave it out, nothing here acts on it"),
         ("engine", "no_such", "leave it out, .*; learner.verl.engine has param_offload"),
         ("optimizer", "lr", "set learner.optimizer.lr"),
         ("model", "path", "set model.path"),
@@ -110,6 +111,8 @@ def test_base_in_four_bits_is_beneath_adapters() -> None:
     check_base(learner, "model.path='a'", {"num_experts": 1})
     with pytest.raises(ConfigError, match=r"model.path='a' has num_experts=8, .*leave learner.verl.model"):
         check_base(learner, "model.path='a'", {"text_config": {"num_experts": 8}})
+    with pytest.raises(ConfigError, match=r"has moe_num_experts=64, .*leave learner.verl.model"):
+        check_base(learner, "model.path='a'", {"moe_num_experts": 64, "moe_k": 6})
 
 
 def test_heads_of_a_row_are_shared_out_evenly_among_ranks() -> None:
@@ -117,6 +120,30 @@ def test_heads_of_a_row_are_shared_out_evenly_among_ranks() -> None:
     check_base(learner, "model.path='a'", {"num_attention_heads": 8})
     with pytest.raises(ConfigError, match=r"model.path='a' has num_attention_heads=9, .* set a number that"):
         check_base(learner, "model.path='a'", {"text_config": {"num_attention_heads": 9}})
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_refused"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, True),
+        ({"rope_parameters": {"rope_type": "longrope"}}, True),
+        ({"rope_parameters": {"rope_type": "yarn"}}, False),
+        ({"sliding_window": 4096}, True),
+        ({"sliding_window": 4096, "use_sliding_window": False}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"layer_types": ["full_attention"], "sliding_window": None}, False),
+    ],
+)
+def test_rows_that_no_ranks_share_are_refused_before_ray(entry: dict[str, Any], is_refused: bool) -> None:
+    learner = LearnerConfig(verl={"engine": {"ulysses_sequence_parallel_size": 2}}, num_workers=2)
+    check_base(LearnerConfig(), "model.path='a'", entry)
+    if not is_refused:
+        check_base(learner, "model.path='a'", entry)
+        return
+    with pytest.raises(
+        ConfigError, match=r"model.path='a' has (rope|sliding|layer).*: leave .*size=2 out, and"
+    ):
+        check_base(learner, "model.path='a'", {"text_config": entry})
 
 
 FLASH = {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}
