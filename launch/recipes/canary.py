@@ -123,7 +123,7 @@ def _scores(recordings: Iterable[Recording], canary: Canary, is_its: bool) -> li
     scores: dict[str, list[float]] = defaultdict(list)
     versions: set[int] = set()
     for each in recordings:
-        if each.feedback is not None and _has_answered(canary, each.answer.model, is_its):
+        if _has_answered(canary, each.answer.model, is_its):
             unit = canary.unit(each.answer.owner, each.answer.conversation)
             if canary.answers(unit) == is_its:
                 versions |= {completion.policy_version for completion in each.trajectory.completions}

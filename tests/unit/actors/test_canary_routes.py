@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from agent_server import AGENT, AgentServer, LocalActor, agent_server
+from kept_recordings import kept_recordings
 from ray import serve
 from starlette.testclient import TestClient
 from test_policy_http import PinnedReplica, scripted, serving
@@ -93,7 +94,7 @@ def test_canary_answers_its_share_and_both_are_recorded(client: TestClient, fold
     assert 8 <= texts.count(CANARY) <= 32
     assert texts == [chat(client, f"Question {number}") for number in range(40)]
     assert chat(client, "Question 0", policy_version=1) == SERVED, "as the client has asked"
-    recorded = {each.answer.model: each.trajectory for each in read_recordings(folder) if each.feedback}
+    recorded = {each.answer.model: each.trajectory for each in read_recordings(folder)}
     assert {name: each.completions[0].policy_version for name, each in recorded.items()} == {
         "tiny": 1,
         "tiny@2": 2,
@@ -287,7 +288,7 @@ def test_canary_samples_its_share_of_an_agents_conversations(served: AgentServer
         (version,) = {each["policy_version"] for each in answers}
         versions.append(version)
     assert set(versions) == {2, 7}
-    recorded = read_recordings(folder)
+    recorded = kept_recordings(folder)
     assert len(recorded) == 112 and len({each.answer.conversation for each in recorded}) == 14
     assert {
         (each.answer.model, completion.policy_version, completion.policy)
