@@ -57,13 +57,16 @@ def chat(client: TestClient, question: str, liked: str | None = None, **fields: 
     return text
 
 
-def results(path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE) -> str:
+def results(
+    path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE, version: int = 0
+) -> str:
     """A file of ``launch.evaluate`` with that many successes at forty tasks; the others end by ``ending``."""
     tasks = [{"question": number} for number in range(40)]
     with TrajectoryFile(path, {}, tasks) as file:
         for number, task in enumerate(tasks):
             reward = float(number < successes)
-            steps = [Step(chat_completions=[], reward=reward, done=True)]
+            completion = Completion(text="", finish_reason="stop", policy_version=version)
+            steps = [Step(chat_completions=[], reward=reward, done=True, completion=completion)]
             file.append(
                 number,
                 Trajectory(
@@ -181,6 +184,21 @@ def test_spoilt_results_are_no_failures_of_the_canary(
     )
     assert main(["judge", str(tmp_path), "--held-out", *files]) == 2
     assert "10 tasks in common, of 40 and 10" in capsys.readouterr().err
+
+
+def test_results_in_the_other_order_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    better, worse = (
+        results(tmp_path / f"{version}.jsonl", successes, version=version)
+        for version, successes in ((1, 40), (2, 10))
+    )
+    assert main(["judge", str(tmp_path), "--held-out", worse, better]) == 2
+    assert "2.jsonl has the results of tiny@2" in capsys.readouterr().err
+    assert main(["judge", str(tmp_path), "--held-out", better, worse]) == 0
+    assert "Held-out success has fallen" in capsys.readouterr().out
 
 
 def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
