@@ -322,6 +322,17 @@ def test_answer_goes_out_where_its_recording_fails(recorded: AgentServer, folder
     assert '"recorded": false' in end
 
 
+@pytest.mark.parametrize("model", ["tiny", AGENT])
+def test_answer_goes_out_where_the_one_before_cannot_be_found(
+    recorded: AgentServer, folder: Path, model: str
+) -> None:
+    earlier = respond(recorded, model=model).json()["id"]
+    os.rename(folder / "answers", folder / "gone")
+    (folder / "answers").touch()  # no folder: the disk gives an error for each file in it
+    answer = respond(recorded, model=model, previous_response_id=earlier)
+    assert answer.status_code == 200 and answer.headers["x-troupe-recorded"] == "no"
+
+
 def test_server_without_a_folder_says_so(locked: AgentServer) -> None:
     answer = respond(locked)
     assert "x-troupe-recorded" not in answer.headers and "recorded" not in answer.json()
