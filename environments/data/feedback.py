@@ -31,7 +31,7 @@ def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
 
     The texts of the assistant before it have OpenAI's ``weight`` of 0: a client may have disliked them, or
     written them. Left out are answers that messages do not give token for token: with calls beside their
-    text, or with pictures or a client's tools in the prompt.
+    text, with pictures or a client's tools in the prompt, or cut by a limit, as messages have an end.
     """
     liked = (each.trajectory for each in _exact(recordings) if each.feedback.score > 0)
     return list(filter(None, map(_demonstration, liked)))
@@ -46,7 +46,7 @@ def _demonstration(trajectory: Trajectory) -> list[Message]:
     if (
         given is None
         or (isinstance(task, dict) and task.get("tools"))
-        or any(turn.pictures for turn in trajectory.completions)
+        or any(turn.pictures or turn.finish_reason == "length" for turn in trajectory.completions)
         or not all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in texts)
     ):
         return []

@@ -64,6 +64,7 @@ def add_answer(
     prompt_ids: tuple[int, ...] = (1, 2),
     completion_ids: tuple[int, ...] = (3, 4),
     pictures: tuple[str, ...] = (),
+    finish_reason: str = "stop",
 ) -> str:
     """Record the last of ``texts`` as an answer to those before it, with feedback if there is a score."""
     answer_id = f"resp_{uuid.uuid4().hex}"
@@ -72,7 +73,7 @@ def add_answer(
         prompt_ids=prompt_ids,
         completion_ids=completion_ids,
         logprobs=(-0.1, -1 / 3),
-        finish_reason="stop",
+        finish_reason=finish_reason,
         policy_version=5,
         token_versions=(5, 6),
         pictures=pictures,
@@ -233,6 +234,7 @@ def test_demonstrations_imitate_liked_answers_alone(recordings: Recordings) -> N
     add_answer(recordings, ["D", "d", "E", "e"], 1.0)  # a chat, whose client has sent d
     add_answer(recordings, ["F", "f"], 0.0)
     add_answer(recordings, ["G", "g"], 1.0, pictures=("a cat",))
+    add_answer(recordings, ["H", "h"], 1.0, finish_reason="length")
     found = liked_conversations(read_recordings(recordings.folder))
     texts = sorted("".join(each["content"] for each in messages) for messages in found)
     imitated = sorted(each["content"] for messages in found for each in messages if is_imitated(each))
