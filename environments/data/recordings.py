@@ -16,6 +16,7 @@ its prompt holds their texts.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import uuid
@@ -112,8 +113,8 @@ class Recordings:
     folder: Path
     keep_days: float
     readers: Sequence[str] = ()
-    _swept: float = field(default=0.0, compare=False)
-    """Time of the last deletion of what has reached its time limit."""
+    _swept: float = field(default=-math.inf, compare=False)
+    """Time of the last deletion of what has reached its time limit, by a clock that nobody sets."""
     canary: CanaryFile = field(init=False, compare=False)
     """The version on trial among those that a server answers by."""
 
@@ -144,7 +145,7 @@ class Recordings:
         Raises:
             OSError: the disk is full, for example.
         """
-        if time.time() > self._swept + SWEEP_SECONDS:
+        if time.monotonic() > self._swept + SWEEP_SECONDS:
             self.sweep()
         path = self._path(answer.answer_id)
         _create(path, asdict(answer), trajectory_line(trajectory, {}))
@@ -202,7 +203,7 @@ class Recordings:
 
     def sweep(self) -> None:
         """Delete what has reached its time limit, and what killed programs have left half written."""
-        self._swept = time.time()
+        self._swept = time.monotonic()
         for path in (*(self.folder / ANSWERS).iterdir(), *(self.folder / READINGS).iterdir()):
             recording = path.with_name(path.name.replace(_FEEDBACK, ".json"))
             is_over = _age(path) > SWEEP_SECONDS if path.suffix == ".tmp" else not self._is_kept(recording)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,8 @@ from environments.data import recordings as recordings_module
 from environments.data.conversation_file import is_imitated
 from environments.data.feedback import judged_groups, liked_conversations, preferred_answers
 from environments.data.recordings import (
+    DAY_SECONDS,
+    SWEEP_SECONDS,
     Deletion,
     Feedback,
     RecordedAnswer,
@@ -277,6 +282,20 @@ def test_preferences_pair_each_answer_once(recordings: Recordings) -> None:
         add_answer(recordings, ["Again", "same"], score, prompt_ids=(8,), completion_ids=(9, 9))
     (pair,) = preferred_answers(read_recordings(recordings.folder))
     assert [each.steps[0].model_response for each in pair] == ["Answer 1.0", "Answer -1.0"]
+
+
+def test_clock_that_was_set_back_stops_no_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=lambda: time.time() + 365 * DAY_SECONDS, monotonic=lambda: 100.0)
+    monkeypatch.setattr(recordings_module, "time", clock)
+    recordings = Recordings(tmp_path, keep_days=30)
+    recordings.open()
+    clock.time = time.time
+    old = add_answer(recordings, ["Hi", "Ho"])
+    before = time.time() - 31 * DAY_SECONDS
+    os.utime(tmp_path / "answers" / f"{old}.json", (before, before))
+    clock.monotonic = lambda: 101.0 + SWEEP_SECONDS
+    new = add_answer(recordings, ["Hi", "Ho"])
+    assert [each.name for each in (tmp_path / "answers").iterdir()] == [f"{new}.json"]
 
 
 def test_feedback_being_written_outlasts_a_sweep(recordings: Recordings) -> None:
