@@ -451,7 +451,8 @@ class Sessions:
         except (FileNotFoundError, FileExistsError) as error:
             raise RequestError(
                 f"No session {name!r} waits for a reward: it has its reward already, or its rollout has "
-                "reached a limit, or there was never one.",
+                "reached a limit, or there was never one. A session server that was started anew knows a "
+                "session by the id in the answer to its claim and to later, and by no name.",
                 status=404,
             ) from error
         return JSONResponse({"id": name, "object": "session", "late": True, **result})

@@ -60,7 +60,7 @@ class AnswerRecorder:
         before = None if after is None else self._answers.get(after)
         if not context.may_be_recorded or (after is not None and before is None):
             return None
-        if before is not None and not await asyncio.to_thread(self._recordings.has, before):
+        if before is not None and not await is_recorded(self._recordings, before):
             return None
         return RecordedAnswer(
             answer_id=context.answer_id,
@@ -79,6 +79,15 @@ class AnswerRecorder:
             if len(self._answers) > MAX_PLACES:
                 self._answers.popitem(last=False)
         return is_written
+
+
+async def is_recorded(recordings: Recordings, answer_id: str) -> bool:
+    """Return whether an answer is recorded. A disk that does not say is in the log: it is taken as not."""
+    try:
+        return await asyncio.to_thread(recordings.has, answer_id)
+    except OSError as error:
+        logger.error("Nothing is recorded after the answer %s: %s", answer_id, error)
+        return False
 
 
 async def write_recording(recordings: Recordings, answer: RecordedAnswer, trajectory: Trajectory) -> bool:

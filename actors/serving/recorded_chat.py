@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from actors.served_agents.recorder import write_recording
+from actors.served_agents.recorder import is_recorded, write_recording
 from environments.data.canary import conversation_name
 from environments.data.recordings import RecordedAnswer, Recordings
 from environments.types import Completion, Step, TerminationReason, Trajectory
@@ -38,12 +37,12 @@ async def recorded_chat(
     recordings: Recordings, openai: OpenAIFrontend, body: ChatRequest, charge: Charge, place: AnswerPlace
 ) -> AsyncGenerator[Json, None]:
     """The parts of a policy's answer to a chat, which is recorded before the last of them."""
-    is_recorded = place.after is None or await asyncio.to_thread(recordings.has, place.after)
+    will_be_recorded = place.after is None or await is_recorded(recordings, place.after)
     messages = [each.for_template for each in body.messages]
     created, conversation = int(time.time()), conversation_name(messages)
 
     async def record(answer_id: str, pieces: Sequence[Piece]) -> None:
-        nonlocal is_recorded
+        nonlocal will_be_recorded
         answer = RecordedAnswer(
             answer_id=place.prefix + answer_id.removeprefix(CHAT_PREFIX),
             owner=place.owner,
@@ -53,11 +52,11 @@ async def recorded_chat(
             after=place.after,
         )
         trajectory = _answer_trajectory(messages, body.tools or [], pieces)
-        is_recorded = await write_recording(recordings, answer, trajectory)
+        will_be_recorded = await write_recording(recordings, answer, trajectory)
 
-    async with aclosing(openai.chat(body, charge, record if is_recorded else None)) as parts:
+    async with aclosing(openai.chat(body, charge, record if will_be_recorded else None)) as parts:
         async for part in parts:
-            yield {**part, "recorded": is_recorded}
+            yield {**part, "recorded": will_be_recorded}
 
 
 async def unrecorded(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -49,6 +49,11 @@ class Canary:
     reason: str = ""
     """Sentence of the rule that has ended the trial."""
 
+    def __post_init__(self) -> None:
+        states, units = (TRIAL, PROMOTED, ROLLED_BACK), (CONVERSATION, KEY)
+        if not ("@" in self.version and 0 < self.share < 1 and self.state in states and self.by in units):
+            raise ValueError(f"a version, its share, its unit or its state is none in {self}")
+
     @property
     def served(self) -> str:
         """Name of the policy whose chats, and agents' messages, it takes a share of."""
@@ -72,11 +77,13 @@ class Canary:
 
 
 def conversation_name(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Name of a conversation, which its first messages give it: it stays when others follow."""
-    asked = next((number for number, each in enumerate(messages) if each["role"] == "user"), 0)
-    later = takewhile(lambda each: each["role"] != "assistant", messages[asked:])
-    before = [*messages[:asked], *later]  # an answer before the first question is a greeting
-    text = json.dumps([[each["role"], each.get("content")] for each in before])
+    """Name of a conversation, which the user's first messages give it: it stays when others follow, and when
+    the system's change, which have the time of day in them, or come with a conversation's first request only.
+    """
+    asked = dropwhile(lambda each: each["role"] != "user", messages)  # an answer before it is a greeting
+    first = takewhile(lambda each: each["role"] != "assistant", asked)
+    texts = [each.get("content") for each in first if each["role"] == "user"]
+    text = json.dumps(texts or [each.get("content") for each in messages])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

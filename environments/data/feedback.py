@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from environments.data.recordings import RecordedAnswer, Recording, earlier_answers
+from environments.data.recordings import Recording
 from environments.types import Message, Trajectory, TrajectoryGroup
 
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A recording that has feedback."""
-
-    answer: RecordedAnswer
-    trajectory: Trajectory
-    score: float
-
-    @property
-    def prompt(self) -> tuple[str, tuple[int, ...]]:
-        """The agent or policy, whichever its version was, and the tokens that it was given."""
-        return self.answer.model.partition("@")[0], tuple(self.trajectory.completions[0].prompt_ids)
-
-    @property
-    def sampled(self) -> list[tuple[int, ...]]:
-        """The tokens of the answer."""
-        return [tuple(each.completion_ids) for each in self.trajectory.completions]
-
-    @property
-    def messages(self) -> list[Message]:
-        """The conversation with the whole answer."""
-        return self.trajectory.steps[-1].chat_completions
-
-    @property
-    def is_text(self) -> bool:
-        """True if the messages alone give the tokens that the model has read and sampled."""
-        task = self.trajectory.task
-        answers = [each for each in self.messages if each["role"] == "assistant"]
-        return not (isinstance(task, dict) and task.get("tools")) and all(
-            isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers
-        )
+Prompt = tuple[str, tuple[int, ...], tuple[str, ...]]
+"""The agent or policy, whichever its version was, and the tokens and pictures that it was given."""
 
 
 def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
@@ -57,22 +27,31 @@ def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
 
 
 def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
-    """Conversations whose last answer has a score above 0, as demonstrations.
+    """Conversations up to each answer with a score above 0, as demonstrations of that answer.
 
-    All answers of a demonstration are learned from. So a conversation is left out if an answer in it was
-    disliked, and one that another goes on from is a part of that one. Answers whose calls stand beside their
-    text are left out, and those to prompts that a client's tools are in: as texts they are not what was said.
+    The texts of the assistant before it have OpenAI's ``weight`` of 0: a client may have disliked them, or
+    written them. Left out are answers that messages do not give token for token: with calls beside their
+    text, with pictures or a client's tools in the prompt, or cut by a limit, as messages have an end.
     """
-    scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
-    recorded = {each.answer.answer_id: each.answer for each in recordings}
-    liked: dict[str, list[Message]] = {}
-    for each in _judged(recordings):
-        earlier = list(earlier_answers(each.answer, recorded))
-        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and each.is_text:
-            for one in earlier:
-                liked.pop(one, None)
-            liked[each.answer.answer_id] = each.messages
-    return list(liked.values())
+    liked = (each.trajectory for each in _exact(recordings) if each.feedback.score > 0)
+    return list(filter(None, map(_demonstration, liked)))
+
+
+def _demonstration(trajectory: Trajectory) -> list[Message]:
+    """The last conversation of a trajectory; empty where its messages are other tokens."""
+    task, messages = trajectory.task, trajectory.steps[-1].chat_completions
+    texts = [each for each in messages if each["role"] == "assistant"]
+    prompts = (step.chat_completions[:-1] for step in trajectory.steps if step.completion is not None)
+    given = next((each for each in prompts if messages[: len(each)] == each), None)
+    if (
+        given is None
+        or (isinstance(task, dict) and task.get("tools"))
+        or any(turn.pictures or turn.finish_reason == "length" for turn in trajectory.completions)
+        or not all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in texts)
+    ):
+        return []
+    shown = [{**each, "weight": 0} if each["role"] == "assistant" else each for each in given]
+    return shown + messages[len(given) :]
 
 
 def preferred_answers(recordings: Sequence[Recording]) -> list[tuple[Trajectory, Trajectory]]:
@@ -82,34 +61,40 @@ def preferred_answers(recordings: Sequence[Recording]) -> list[tuple[Trajectory,
     """
     pairs = []
     for members in _by_prompt(recordings):
-        ranked = sorted(members, key=lambda each: -each.score)
+        ranked = sorted(members, key=lambda each: -each.feedback.score)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if better.score > worse.score and better.sampled != worse.sampled:
+            is_better = better.feedback.score > worse.feedback.score
+            if is_better and _sampled(better.trajectory) != _sampled(worse.trajectory):
                 pairs.append((better.trajectory, worse.trajectory))
     return pairs
 
 
-def _judged(recordings: Sequence[Recording]) -> list[_Judged]:
-    """The recordings with feedback whose tokens are the engine's."""
+def _exact(recordings: Sequence[Recording]) -> list[Recording]:
+    """The recordings whose tokens are the engine's."""
     return [
-        _Judged(each.answer, each.trajectory, each.feedback.score)
+        each
         for each in recordings
-        if each.feedback is not None
-        and each.trajectory.completions
-        and not any(turn.retokenized for turn in each.trajectory.completions)
+        if each.trajectory.completions and not any(turn.retokenized for turn in each.trajectory.completions)
     ]
 
 
-def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
-    groups: dict[tuple[str, tuple[int, ...]], list[_Judged]] = {}
-    for each in _judged(recordings):
-        groups.setdefault(each.prompt, []).append(each)
+def _by_prompt(recordings: Sequence[Recording]) -> list[list[Recording]]:
+    groups: dict[Prompt, list[Recording]] = {}
+    for each in _exact(recordings):
+        first = each.trajectory.completions[0]
+        prompt = each.answer.model.partition("@")[0], tuple(first.prompt_ids), first.pictures
+        groups.setdefault(prompt, []).append(each)
     return list(groups.values())
 
 
-def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
+def _sampled(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    """The tokens of an answer."""
+    return [tuple(each.completion_ids) for each in trajectory.completions]
+
+
+def _rewarded(judged: Recording, rollout_id: str) -> Trajectory:
     """The trajectory with the score as its reward, which its last step gets."""
-    trajectory, score = judged.trajectory, judged.score
+    trajectory, score = judged.trajectory, judged.feedback.score
     *earlier, last = (replace(step, reward=0.0, mc_return=score) for step in trajectory.steps)
     return replace(
         trajectory,

@@ -18,6 +18,7 @@ from typing import Any
 
 from environments.disk import replaced
 from environments.errors import DatasetError
+from environments.rewards.base import is_reward
 
 SESSION = re.compile(r"[A-Za-z0-9_-]{8,64}")
 """Names of sessions: nothing else is the name of a file."""
@@ -44,12 +45,15 @@ class LateRewards:
         Raises:
             FileNotFoundError: none is awaited.
             FileExistsError: it has one.
-            ValueError: a reward is not finite.
+            ValueError: it has no reward that can be learned from.
         """
+        given = [each for each in result.get("rewards", [result.get("reward")]) if each is not None]
+        if "error" not in result and not (given and all(map(is_reward, given))):
+            raise ValueError(f'{result!r:.100} has no reward: give {{"reward": 1.0}}, a finite number.')
         if SESSION.fullmatch(session) is None or not self._path(session, "awaited").exists():
             raise FileNotFoundError(session)
         with replaced(self._path(session, "json"), is_new=True) as unfinished:
-            unfinished.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
+            unfinished.write_text(json.dumps(result), encoding="utf-8")
 
     def read(self) -> dict[str, dict[str, Any]]:
         """The rewards by their sessions. Raises ``DatasetError`` for a damaged file."""

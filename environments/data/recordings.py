@@ -16,10 +16,11 @@ its prompt holds their texts.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -77,7 +78,7 @@ class Recording:
 
     answer: RecordedAnswer
     trajectory: Trajectory
-    feedback: Feedback | None = None
+    feedback: Feedback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +113,8 @@ class Recordings:
     folder: Path
     keep_days: float
     readers: Sequence[str] = ()
-    _swept: float = field(default=0.0, compare=False)
-    """Time of the last deletion of what has reached its time limit."""
+    _swept: float = field(default=-math.inf, compare=False)
+    """Time of the last deletion of what has reached its time limit, by a clock that nobody sets."""
     canary: CanaryFile = field(init=False, compare=False)
     """The version on trial among those that a server answers by."""
 
@@ -140,7 +141,7 @@ class Recordings:
         Raises:
             OSError: the disk is full, for example.
         """
-        if time.time() > self._swept + SWEEP_SECONDS:
+        if time.monotonic() > self._swept + SWEEP_SECONDS:
             self.sweep()
         path = self._path(answer.answer_id)
         _create(path, asdict(answer), trajectory_line(trajectory, {}))
@@ -185,25 +186,33 @@ class Recordings:
         Raises:
             FileNotFoundError: ``owner`` has no recorded answer of this id.
         """
-        newest, deleted = [self.answer(owner, answer_id).answer_id], list[str]()
-        while newest:  # an answer that is written meanwhile sees that the one before has gone
-            for each in newest:
-                self._path(each, _FEEDBACK).unlink(missing_ok=True)
+        newest, deleted = self._branch({self.answer(owner, answer_id).answer_id}), list[str]()
+        while newest:
+            for each in reversed(newest):  # the named one goes last: a killed deletion can be repeated
                 self._path(each).unlink(missing_ok=True)
+                self._path(each, _FEEDBACK).unlink(missing_ok=True)  # what comes from now on finds no answer
             deleted += newest
-            newest = [each.answer_id for each in _answers(self.folder) if each.after in newest]
+            newest = self._branch(set(deleted))  # what was written after one while that was still there
         sync(self.folder / ANSWERS)
         uses = [each for each in _readings(self.folder) if not set(deleted).isdisjoint(each.answers)]
         return Deletion(answers=deleted, readings=uses)
 
     def sweep(self) -> None:
         """Delete what has reached its time limit, and what killed programs have left half written."""
-        self._swept = time.time()
+        self._swept = time.monotonic()
         for path in (*(self.folder / ANSWERS).iterdir(), *(self.folder / READINGS).iterdir()):
             recording = path.with_name(path.name.replace(_FEEDBACK, ".json"))
             is_over = _age(path) > SWEEP_SECONDS if path.suffix == ".tmp" else not self._is_kept(recording)
             if is_over:
                 path.unlink(missing_ok=True)
+
+    def _branch(self, first: Set[str]) -> list[str]:
+        """The recorded answers among ``first``, and those after them, each behind those that it follows."""
+        paths = (path for path in (self.folder / ANSWERS).glob("*.json") if not path.name.endswith(_FEEDBACK))
+        answers = filter(None, (_first_line(RecordedAnswer, path) for path in paths))
+        after = {each.answer_id: each.after for each in answers}
+        lines = [_line(each, after) for each in after]
+        return [line[0] for line in sorted(lines, key=len) if not first.isdisjoint(line)]
 
     def _path(self, answer_id: str, ending: str = ".json") -> Path:
         return self.folder / ANSWERS / f"{answer_id}{ending}"
@@ -213,7 +222,7 @@ class Recordings:
 
 
 def read_recordings(folder: str | Path, reader: str = "training") -> list[Recording]:
-    """The recordings in ``folder`` that are within their time limit, the oldest first; the use is noted.
+    """The recordings with feedback in ``folder`` within their time limit, the oldest first; the use is noted.
 
     Those are left out whose conversation has an earlier answer that is not recorded any more.
 
@@ -235,42 +244,47 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
             f"{', '.join(readers) or 'nobody'}: server.recording.readers of the server names those who may."
         )
     kept = Recordings(folder, keep_days)
-    found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
-    whole = [each for each in found.values() if all(one in found for one in earlier_answers(each, found))]
-    whole.sort(key=lambda each: (each.created, each.answer_id))
-    read = list(filter(None, (_recording(folder, each) for each in whole)))
+    paths = (folder / ANSWERS).glob(f"*{_FEEDBACK}")
+    read = list(filter(None, (_recording(kept, path) for path in paths)))
+    read.sort(key=lambda each: (each.answer.created, each.answer.answer_id))
     ids = [each.answer.answer_id for each in read]
     reading = Reading(reader=reader, time=int(time.time()), answers=ids)
     _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
-    return read
+    # A deletion that has not found the reading has deleted its answers before that: they are not used.
+    return [each for each in read if kept.has(each.answer.answer_id)]
 
 
-def earlier_answers(answer: RecordedAnswer, recorded: Mapping[str, RecordedAnswer]) -> Iterator[str]:
-    """Ids of the answers before one in its conversation, the last one first, up to one not recorded."""
-    before = answer.after
+def _recording(kept: Recordings, feedback_path: Path) -> Recording | None:
+    """The recording with this feedback; ``None`` unless all of its conversation up to it is kept."""
+    answer_id = feedback_path.name.removesuffix(_FEEDBACK)
+    path = feedback_path.with_name(f"{answer_id}.json")
+    before: str | None = answer_id
     while before is not None:
-        yield before
-        before = recorded[before].after if before in recorded else None
-
-
-def _recording(folder: Path, answer: RecordedAnswer) -> Recording | None:
-    """The recording of an answer; ``None`` if it was deleted meanwhile."""
-    path = folder / ANSWERS / f"{answer.answer_id}.json"
+        earlier = path.with_name(f"{before}.json")
+        found = _first_line(RecordedAnswer, earlier) if kept.has(before) else None
+        if found is None:
+            return None
+        before = found.after
     try:
-        _, line = path.read_bytes().splitlines()
-        trajectory = trajectory_from_json(json.loads(line))
+        first, line = path.read_bytes().splitlines()
+        answer, trajectory = RecordedAnswer(**json.loads(first)), trajectory_from_json(json.loads(line))
     except FileNotFoundError:
         return None
     except (LookupError, TypeError, ValueError) as error:
         raise DatasetError(f"{path} holds no recording ({error!r}): repair or delete it.") from error
-    feedback = _first_line(Feedback, folder / ANSWERS / f"{answer.answer_id}{_FEEDBACK}")
+    feedback = _first_line(Feedback, feedback_path)
+    if feedback is None:
+        return None
     return Recording(answer=answer, trajectory=trajectory, feedback=feedback)
 
 
-def _answers(folder: Path) -> Iterator[RecordedAnswer]:
-    """The recorded answers, without their trajectories."""
-    paths = (path for path in (folder / ANSWERS).glob("*.json") if not path.name.endswith(_FEEDBACK))
-    return filter(None, (_first_line(RecordedAnswer, path) for path in paths))
+def _line(answer_id: str, after: Mapping[str, str | None]) -> list[str]:
+    """An answer, and those before it in its conversation, the last one first, up to one not recorded."""
+    line, before = [answer_id], after.get(answer_id)
+    while before is not None:
+        line.append(before)
+        before = after.get(before)
+    return line
 
 
 def _readings(folder: Path) -> Iterator[Reading]:

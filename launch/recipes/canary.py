@@ -87,7 +87,8 @@ def judged_canary(
 
     Raises:
         ConfigError: ``margin`` is none, there is no open trial, ``reader`` may not read the recordings, the
-            version in service has changed since the trial began, or the results are not of the same tasks.
+            version in service has changed since the trial began, or the results are not of the same tasks,
+            or in the other order.
         DatasetError: a file is none of results.
     """
     if not 0 <= margin < math.inf:
@@ -95,7 +96,7 @@ def judged_canary(
     canary = _on_trial(folder)
     recordings = [each for each in read_recordings(folder, reader) if each.answer.created >= canary.started]
     feedback = difference(*(_scores(recordings, canary, is_its) for is_its in (True, False)))
-    success = None if held_out is None else _held_out_difference(*held_out)
+    success = None if held_out is None else _held_out_difference(canary, *held_out)
     state, reason = decide(feedback, success, margin)
     _on_trial(folder)  # nobody has ended it while this has read
     canary = replace(canary, state=state, reason=reason)
@@ -123,7 +124,7 @@ def _scores(recordings: Iterable[Recording], canary: Canary, is_its: bool) -> li
     scores: dict[str, list[float]] = defaultdict(list)
     versions: set[int] = set()
     for each in recordings:
-        if each.feedback is not None and _has_answered(canary, each.answer.model, is_its):
+        if _has_answered(canary, each.answer.model, is_its):
             unit = canary.unit(each.answer.owner, each.answer.conversation)
             if canary.answers(unit) == is_its:
                 versions |= {completion.policy_version for completion in each.trajectory.completions}
@@ -146,23 +147,30 @@ def _has_answered(canary: Canary, model: str, is_its: bool) -> bool:
     return is_of_policy and version == (canary.version.partition("@")[2] if is_its else "")
 
 
-def _held_out_difference(served: Path, canary: Path) -> Difference:
+def _held_out_difference(canary: Canary, served: Path, on_trial: Path) -> Difference:
     """The difference of success on the tasks that both files of results have."""
-    before, after = (_successes(each) for each in (served, canary))
+    (before, own), (after, others) = (_results(each) for each in (served, on_trial))
+    if own == {canary.version.partition("@")[2]} != others:
+        raise ConfigError(
+            f"{served} has the results of {canary.version}, and --held-out takes those of the version in "
+            "service first: change their order."
+        )
     if before.keys() != after.keys():
         raise ConfigError(
-            f"{served} and {canary} have {len(before.keys() & after.keys())} tasks in common, of "
+            f"{served} and {on_trial} have {len(before.keys() & after.keys())} tasks in common, of "
             f"{len(before)} and {len(after)}: evaluate both versions on the same held-out tasks."
         )
     return paired_difference(*([fmean(results[task]) for task in before] for results in (after, before)))
 
 
-def _successes(path: Path) -> dict[str, list[bool]]:
-    """Successes by the task, without what infrastructure has spoilt, which another evaluation plays again."""
+def _results(path: Path) -> tuple[dict[str, list[bool]], set[str]]:
+    """Successes by the task, without what infrastructure has spoilt, which another evaluation plays again;
+    and the numbers of the versions that have sampled them.
+    """
     reasons = ((each, each.termination_reason) for each in read_trajectories(path))
-    return successes_by_task(
-        each for each, reason in reasons if reason is None or not reason.is_infrastructure
-    )
+    played = [each for each, reason in reasons if reason is None or not reason.is_infrastructure]
+    versions = {str(turn.policy_version) for each in played for turn in each.completions}
+    return successes_by_task(played), versions
 
 
 @explained(OSError)

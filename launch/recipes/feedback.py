@@ -20,6 +20,7 @@ from environments.types import TrajectoryGroup
 from launch.run_folder.trajectory_log import TRAIN, TrajectoryLog, kept_steps
 from launch.workload import Workload
 from policies.learning.preferences import Preference
+from policies.learning.samples import training_samples
 
 READER = "training"
 """The reader that ``server.recording.readers`` names unless it was changed."""
@@ -28,19 +29,24 @@ READER = "training"
 def feedback_workload(folder: str | Path, workload: Workload, reader: str = READER) -> Workload:
     """Return ``workload`` with the feedback in ``folder``.
 
-    Its demonstrations are the conversations that clients liked, and its preferences pairs of a better and a
-    worse answer to the same prompt, token for token.
+    Its demonstrations are the answers that clients liked, and its preferences pairs of a better and a worse
+    answer to the same prompt, token for token. A pair with an answer that a limit has ended, where such ones
+    are masked, is left out: nothing is learned from that.
 
     Raises:
         ConfigError: ``reader`` may not read the folder, or there is nothing of either to learn from.
     """
     recordings = read_recordings(folder, reader)
     liked = liked_conversations(recordings)
-    pairs = [Preference(chosen=better, rejected=worse) for better, worse in preferred_answers(recordings)]
+    pairs = [
+        Preference(chosen=better, rejected=worse)
+        for better, worse in preferred_answers(recordings)
+        if training_samples(better) and training_samples(worse)
+    ]
     if not liked and not pairs:
         raise ConfigError(
-            f"{folder} has {len(recordings)} answers, and none to learn from: wait for feedback with a score "
-            "above 0, or with two scores on answers to one prompt."
+            f"{folder} has feedback on {len(recordings)} answers, and none to learn from: wait for a score "
+            "above 0, or for two scores on answers to one prompt."
         )
     return replace(workload, demonstrations=liked, preferences=pairs)
 

@@ -22,13 +22,13 @@ import httpx
 import psutil
 import pytest
 import torch
+from kept_recordings import kept_recordings
 from machine import free_port
 from openai import AsyncOpenAI, ConflictError, NotFoundError, OpenAI
 from trained_run import make_run
 from transformers_reference import load, token_logprobs
 
 from environments import read_trajectories
-from environments.data.recordings import read_recordings
 from launch import evaluate
 from launch.recipes import canary
 from launch.run_folder.checkpoint import CheckpointFolder
@@ -170,7 +170,7 @@ def version_on_trial_samples_for_the_agent(client: OpenAI, recordings: Path) -> 
     assert canary.main(["start", str(recordings), "policy@best", "--share=0.999999"]) == 0
     answer = client.responses.create(model="agent/calculator", input="What is 56+78?", timeout=200)
     assert answer.model_extra["policy_version"] == 11
-    recorded = {each.answer.answer_id: each for each in read_recordings(recordings)}
+    recorded = {each.answer.answer_id: each for each in kept_recordings(recordings)}
     assert recorded[answer.id].answer.model == "agent/calculator@best"
     assert {each.policy_version for each in recorded[answer.id].trajectory.completions} == {11}
     assert sorted(each.answer.model for each in recorded.values())[:-1] == ["agent/calculator"] * 3

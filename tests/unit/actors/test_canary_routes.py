@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from agent_server import AGENT, AgentServer, LocalActor, agent_server
+from kept_recordings import kept_recordings
 from ray import serve
 from starlette.testclient import TestClient
 from test_policy_http import PinnedReplica, scripted, serving
@@ -56,13 +57,16 @@ def chat(client: TestClient, question: str, liked: str | None = None, **fields: 
     return text
 
 
-def results(path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE) -> str:
+def results(
+    path: Path, successes: int, ending: TerminationReason = TerminationReason.ENV_DONE, version: int = 0
+) -> str:
     """A file of ``launch.evaluate`` with that many successes at forty tasks; the others end by ``ending``."""
     tasks = [{"question": number} for number in range(40)]
     with TrajectoryFile(path, {}, tasks) as file:
         for number, task in enumerate(tasks):
             reward = float(number < successes)
-            steps = [Step(chat_completions=[], reward=reward, done=True)]
+            completion = Completion(text="", finish_reason="stop", policy_version=version)
+            steps = [Step(chat_completions=[], reward=reward, done=True, completion=completion)]
             file.append(
                 number,
                 Trajectory(
@@ -93,7 +97,7 @@ def test_canary_answers_its_share_and_both_are_recorded(client: TestClient, fold
     assert 8 <= texts.count(CANARY) <= 32
     assert texts == [chat(client, f"Question {number}") for number in range(40)]
     assert chat(client, "Question 0", policy_version=1) == SERVED, "as the client has asked"
-    recorded = {each.answer.model: each.trajectory for each in read_recordings(folder) if each.feedback}
+    recorded = {each.answer.model: each.trajectory for each in read_recordings(folder)}
     assert {name: each.completions[0].policy_version for name, each in recorded.items()} == {
         "tiny": 1,
         "tiny@2": 2,
@@ -187,6 +191,21 @@ def test_folder_without_recordings_has_no_trial(tmp_path: Path, capsys: pytest.C
         assert main(["start", str(folder), "tiny@2"]) == 2
         assert "is no folder of recordings: name a server" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_results_in_the_other_order_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recordings(tmp_path, keep_days=1.0, readers=("training",)).open()
+    main(["start", str(tmp_path), "tiny@2"])
+    better, worse = (
+        results(tmp_path / f"{version}.jsonl", successes, version=version)
+        for version, successes in ((1, 40), (2, 10))
+    )
+    assert main(["judge", str(tmp_path), "--held-out", worse, better]) == 2
+    assert "2.jsonl has the results of tiny@2" in capsys.readouterr().err
+    assert main(["judge", str(tmp_path), "--held-out", better, worse]) == 0
+    assert "Held-out success has fallen" in capsys.readouterr().out
 
 
 def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +315,7 @@ def test_canary_samples_its_share_of_an_agents_conversations(served: AgentServer
         (version,) = {each["policy_version"] for each in answers}
         versions.append(version)
     assert set(versions) == {2, 7}
-    recorded = read_recordings(folder)
+    recorded = kept_recordings(folder)
     assert len(recorded) == 112 and len({each.answer.conversation for each in recorded}) == 14
     assert {
         (each.answer.model, completion.policy_version, completion.policy)

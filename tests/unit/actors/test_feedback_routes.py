@@ -20,9 +20,10 @@ import httpx
 import pytest
 from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
 from fastapi.testclient import TestClient
+from kept_recordings import KeptRecording, kept_recordings
 
 from actors.settings import RecordingConfig
-from environments.data.recordings import DAY_SECONDS, MAX_COMMENT, Recording, read_recordings
+from environments.data.recordings import DAY_SECONDS, MAX_COMMENT, read_recordings
 from launch.viewing.pages import FILES, application
 from launch.viewing.talk import KEY_VARIABLE
 
@@ -103,8 +104,8 @@ def code_of(answer: httpx.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def kept(folder: Path) -> dict[str, Recording]:
-    return {each.answer.answer_id: each for each in read_recordings(folder)}
+def kept(folder: Path) -> dict[str, KeptRecording]:
+    return {each.answer.answer_id: each for each in kept_recordings(folder)}
 
 
 @pytest.mark.slow
@@ -239,13 +240,14 @@ def test_deletion_reaches_later_answers_and_names_readings(recorded: AgentServer
     first = respond(recorded).json()["id"]
     second = respond(recorded, previous_response_id=first).json()["id"]
     judge(recorded, second, {"thumb": "up"})
-    assert set(kept(folder)) == {other, first, second}  # which is a reading
+    assert set(kept(folder)) == {other, first, second}
+    assert [each.answer.answer_id for each in read_recordings(folder)] == [second]
     path = f"/v1/responses/{first}/recording"
     assert send(recorded, "DELETE", path, key=BOB).status_code == 404
     deletion = send(recorded, "DELETE", path).json()
     assert deletion["deleted"] == [first, second]
     (reading,) = deletion["read_before_by"]
-    assert (reading["reader"], reading["answers"]) == ("training", 2)
+    assert (reading["reader"], reading["answers"]) == ("training", 1)
     assert set(kept(folder)) == {other}
     assert send(recorded, "DELETE", path).status_code == 404
     left = b"".join(path.read_bytes() for path in (folder / "answers").iterdir())
@@ -255,11 +257,13 @@ def test_deletion_reaches_later_answers_and_names_readings(recorded: AgentServer
 
 
 def test_old_answers_take_no_feedback_and_are_not_read(recorded: AgentServer, folder: Path) -> None:
-    answer_id = respond(recorded).json()["id"]
+    ids = [respond(recorded).json()["id"] for _ in range(2)]
+    assert judge(recorded, ids[1], {"thumb": "up"}).status_code == 200
     before = time.time() - 31 * DAY_SECONDS
-    os.utime(folder / "answers" / f"{answer_id}.json", (before, before))
-    assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 404
-    assert kept(folder) == {}
+    for answer_id in ids:
+        os.utime(folder / "answers" / f"{answer_id}.json", (before, before))
+    assert judge(recorded, ids[0], {"thumb": "up"}).status_code == 404
+    assert read_recordings(folder) == []
 
 
 @pytest.mark.slow
@@ -316,6 +320,17 @@ def test_answer_goes_out_where_its_recording_fails(recorded: AgentServer, folder
     assert answer.status_code == 200 and answer.headers["x-troupe-recorded"] == "no"
     end = respond(recorded, stream=True).text.split("event: response.completed")[1]
     assert '"recorded": false' in end
+
+
+@pytest.mark.parametrize("model", ["tiny", AGENT])
+def test_answer_goes_out_where_the_one_before_cannot_be_found(
+    recorded: AgentServer, folder: Path, model: str
+) -> None:
+    earlier = respond(recorded, model=model).json()["id"]
+    os.rename(folder / "answers", folder / "gone")
+    (folder / "answers").touch()  # no folder: the disk gives an error for each file in it
+    answer = respond(recorded, model=model, previous_response_id=earlier)
+    assert answer.status_code == 200 and answer.headers["x-troupe-recorded"] == "no"
 
 
 def test_server_without_a_folder_says_so(locked: AgentServer) -> None:

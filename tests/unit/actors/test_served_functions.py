@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from agent_server import AGENT, AgentServer, agent_server
+from kept_recordings import kept_recordings
 from test_rollout_function import CALL, TOOL, play
 
 from actors.gateway.client import PolicyClient
 from actors.gateway.function import FunctionEnv
 from actors.rollouts.rollout import RolloutRequest
 from actors.settings import RecordingConfig
-from environments.data.recordings import read_recordings
 from environments.types import Message
 from policies.learning.samples import training_samples
 
@@ -65,7 +65,7 @@ def test_function_answers_a_message_and_is_recorded(served: AgentServer, folder:
     asked: dict[str, Any] = {"model": AGENT, "input": "What is 12+34?"}
     answer = httpx.post(f"{served.url}/v1/responses", json=asked, timeout=60).json()
     assert answer["output"][-1]["content"][0]["text"] == "It is 46."
-    (recording,) = read_recordings(folder)
+    (recording,) = kept_recordings(folder)
     assert recording.answer.answer_id == answer["id"]
     assert [step.model_response for step in recording.trajectory.steps] == ["I add.", CALL, "It is 46."]
     assert len(training_samples(recording.trajectory)) == 2, "the plan, and the tool loop"

@@ -715,10 +715,10 @@ def test_reward_that_comes_later_is_kept_once(
     start: Any, http: httpx.Client, server: SessionServer, tmp_path: Path
 ) -> None:
     rollout = start()
-    session = claim(http)
+    session = http.post("/sessions", headers={"x-session-id": "run-7"}).json()
     call(session, "a")
     call(session, "b")
-    assert reward(http, session, later=True).status_code == 200
+    assert http.post("/sessions/run-7/reward", json={"later": True}).json()["id"] == session["id"]
     trajectory = rollout.result(30)
     assert trajectory.termination_reason is TerminationReason.JUDGED_LATER
     assert training_samples(trajectory) == [] and not is_judged(trajectory)
@@ -728,7 +728,9 @@ def test_reward_that_comes_later_is_kept_once(
     server.close()
     anew = SessionServer(port=0, silent_seconds=20)  # the one of a resumed run
     with httpx.Client(base_url=anew.url, trust_env=False) as again:
-        policy_key = session["environment"]["OPENAI_API_KEY"]
+        policy_key, headers = session["environment"]["OPENAI_API_KEY"], {"authorization": f"Bearer {KEY}"}
+        unknown = again.post("/sessions/run-7/reward", json={"reward": 0.5}, headers=headers)
+        assert unknown.status_code == 404 and "by no name" in unknown.json()["error"]["message"]
         for key, status in ((policy_key, 401), (KEY, 200), (KEY, 404)):
             headers = {"authorization": f"Bearer {key}"}
             answer = again.post(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ def test_greeting_is_no_conversation() -> None:
     assert len(units) == 9
 
 
+def test_orders_of_the_system_change_no_conversation() -> None:
+    """Those of Responses come with one request, and others name the time of day."""
+    orders = [[], *([{"role": role, "content": text}] for role in ("system", "developer") for text in "AB")]
+    assert len({unit(CANARY, "alice", [*each, *chat("Hi", "Ho", "And?")]) for each in orders}) == 1
+    assert len({unit(CANARY, "alice", each) for each in orders}) == 3, "no user has begun them"
+
+
 def test_key_keeps_its_version_in_all_conversations() -> None:
     by_key = replace(CANARY, by=KEY, share=0.5)
     answers = {
@@ -107,6 +115,20 @@ def test_replica_follows_the_file(tmp_path: Path) -> None:
     assert file.current() == replace(CANARY, state=PROMOTED)
     (tmp_path / "canary.json").write_text("{}")
     assert file.current() == replace(CANARY, state=PROMOTED)
+    with pytest.raises(ConfigError, match="is no canary"):
+        read_canary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": "0.5"}, {"share": math.nan}, {"version": 31}, {"state": "promote"}, {"by": "user"}]
+)
+def test_replica_answers_where_a_hand_has_edited_the_file(tmp_path: Path, wrong: dict[str, object]) -> None:
+    file = CanaryFile(tmp_path)
+    CANARY.write(tmp_path)
+    assert file.current() == CANARY
+    (tmp_path / "canary.json").write_text(json.dumps(asdict(CANARY) | wrong))
+    assert file.current() == CANARY
+    file.drawn("alice", "a conversation", ["policy@31"])
     with pytest.raises(ConfigError, match="is no canary"):
         read_canary(tmp_path)
 

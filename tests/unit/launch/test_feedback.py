@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from actors.rollouts.rollout import RolloutRequest
-from environments.data.recordings import Feedback, RecordedAnswer, Recordings
+from environments.data.recordings import Feedback, RecordedAnswer, Recordings, read_recordings
 from environments.errors import ConfigError
 from environments.types import Completion, Message, Step, TerminationReason, Trajectory
+from launch.recipes import feedback
 from launch.recipes.feedback import feedback_workload, main, write_rollouts
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
 from launch.training.recording import RecordedRollouts
 from launch.validation.replay import check_recording
 from launch.workload import load_workload
+from policies.learning.preferences import check_preferences
 
 
 def recorded(folder: Path, num_prompts: int, scores: tuple[float, ...] = (1.0, -1.0)) -> Path:
@@ -56,8 +58,18 @@ def test_workload_has_liked_answers_and_preferences(tmp_path: Path) -> None:
     (first, _) = workload.preferences
     assert isinstance(first.chosen, Trajectory) and first.chosen.completions[0].completion_ids == (0,)
     first.check("preference 0")
-    with pytest.raises(ConfigError, match="has 1 answers, and none to learn from"):
+    with pytest.raises(ConfigError, match="has feedback on 1 answers, and none to learn from"):
         feedback_workload(recorded(tmp_path / "disliked", 1, (-1.0,)), own)
+
+
+def test_masked_answers_are_in_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit has ended them, and a pair with one would keep the training from starting."""
+    kept = read_recordings(recorded(tmp_path, 2))
+    kept[1].trajectory.masked = True
+    monkeypatch.setattr(feedback, "read_recordings", lambda *_: kept)
+    workload = feedback_workload(tmp_path, load_workload("launch.recipes.calculator", 0))
+    check_preferences(workload.preferences)
+    assert len(workload.preferences) == 1
 
 
 def test_replay_takes_answers_as_rollouts(tmp_path: Path) -> None:

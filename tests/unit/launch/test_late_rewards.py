@@ -168,8 +168,15 @@ def test_member_without_a_call_is_one_of_a_late_group(tmp_path: Path) -> None:
 def test_late_reward_that_is_no_finite_number_is_refused(tmp_path: Path) -> None:
     late = LateRewards(tmp_path)
     late.expect("session-1")
-    with pytest.raises(ValueError, match="JSON"):
-        late.give("session-1", {"reward": math.nan})
+    for wrong in (
+        {"reward": math.nan},
+        {"reward": "good"},
+        {"score": 1.0},
+        {"rewards": [None]},
+        {"rewards": []},
+    ):
+        with pytest.raises(ValueError, match="has no reward"):
+            late.give("session-1", wrong)
     late.give("session-1", {"reward": 1.0})
     assert late.read() == {"session-1": {"reward": 1.0}}
 
