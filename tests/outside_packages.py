@@ -42,6 +42,28 @@ def environment_with(packages: Path) -> Path:
     return folder / "bin"
 
 
+def npm_environment(*packages: str) -> Path:
+    """Return the folder with packages of npm, which lie in its ``node_modules``; skip where npm cannot fetch
+    them.
+    """
+    name = hashlib.sha256("".join(packages).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"troupe-npm-{name}"
+    done = folder / "installed"
+    if not done.exists():
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", folder]
+        try:
+            command = [*npm, *packages]
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except FileNotFoundError:
+            pytest.skip("npm is not installed")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"npm cannot fetch {packages[0]}: {error.stderr.strip().splitlines()[-1]}")
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"npm has not fetched {packages[0]} in {INSTALL_SECONDS} s")
+        done.touch()
+    return folder
+
+
 @contextmanager
 def answering_program(framework: str, log: Path) -> Iterator[Path]:
     """The socket at which a framework of ``outside_programs.py`` answers; ``log`` has its output."""

@@ -138,8 +138,9 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
         rollout: the function.
         task: its first argument.
         parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
-        keeps_thoughts: False shows the policy its own answers without a thought that the program has left
-            out, as a policy in service is shown them; each of its calls is a sequence of its own then.
+        keeps_thoughts: False shows the policy its own answers without a thought, or a text beside a call,
+            that the program has left out, as a policy in service is shown them; each of its calls is a
+            sequence of its own then.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class FunctionEnv(TaskEnvironment, CountsTokens):
                     "session": self._program.client.session,
                     "follows": placed.follows,
                     "branch": placed.branch,
-                    "restored_thoughts": placed.num_restored,
+                    "restored_answers": placed.num_restored,
                     "overruled": list(call.overruled),
                     "dropped": list(call.dropped),
                 },

@@ -71,10 +71,9 @@ async def responses(
         answers, charge = replica().agents.responses, _charge(question.model, request)
         return await respond(answers.respond(question, charge, request_context(request)), question.stream)
     dialect, owner = Responses(body), request_context(request).owner
-    if earlier := dialect.body.previous_response_id:
-        kept = await replica().responses.kept(owner, earlier)
-        if kept is not None:
-            dialect.follow(kept[1])
+    earlier = dialect.body.previous_response_id
+    while (name := dialect.follows) and (kept := await replica().responses.kept(owner, name)) is not None:
+        dialect.follow(kept[1])
     chat = _routed(dialect.chat_request(), request)
     parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, earlier), chat.stream)
     if dialect.is_stored:

@@ -9,7 +9,7 @@ from policies.model_api.errors import InvalidRequestError
 from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 
-OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
+OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")
 """Fields that programs always send, and that training sets for all of a run."""
 REFUSED: Json = {
     "frequency_penalty": 0,
@@ -23,7 +23,6 @@ REFUSED: Json = {
     "continue_final_message": False,
     "logprobs": False,
     "chat_template_kwargs": {},
-    "reasoning_effort": None,
 }
 """Fields that would change the tokens, or ask for more than a message, with the values that do not."""
 
@@ -41,17 +40,17 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
     for name, nothing in REFUSED.items():
         if getattr(body, name) not in (None, nothing):
             raise InvalidRequestError(f"A rollout takes no {name}: leave it out.", param=name)
-    if body.tool_choice not in (None, "auto", "none"):
+    form = body.response_format.type if body.response_format else "text"
+    if form == "json_schema":  # which nothing shows to the model
         raise InvalidRequestError(
-            "A rollout lets the model choose whether it calls a tool: leave tool_choice out, or send 'none'.",
-            param="tool_choice",
-        )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequestError(
-            f"A rollout leaves the form of an answer to the model: leave response_format "
-            f"{body.response_format.type!r} out, and say the form in a message.",
+            f"A rollout leaves the form of an answer to the model: leave response_format {form!r} out, and "
+            "say the form in a message.",
             param="response_format",
         )
+    overruled = [name for name in OF_THE_RUN if name in body.model_fields_set]
+    # The model is shown the tools, and told of JSON in a message: whether it writes them is learnt.
+    overruled += [] if body.tool_choice in (None, "auto", "none") else ["tool_choice"]
+    overruled += [] if form == "text" else ["response_format"]
     # Values that cannot be sampled with are an error of the call here, and of the rollout later.
     SamplingParams(max_tokens=body.max_tokens, stop=body.stops())
     sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
@@ -60,6 +59,6 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
         tools=None if body.tool_choice == "none" else body.tools or None,
         sampling={name: value for name, value in sampling.items() if value is not None},
         takes_one_tool_call=body.parallel_tool_calls is False,
-        overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
+        overruled=tuple(overruled),
         dropped=tuple(dropped),
     )

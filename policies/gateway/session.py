@@ -59,7 +59,7 @@ class PlacedCall:
     num_foreign: int
     """Messages of the assistant that the model has not said there: they are context, and never trained."""
     num_restored: int
-    """Others of them that the chat template gets with their thoughts, which the program has left out."""
+    """Others of them that the chat template gets with the thought or text which the program has left out."""
 
 
 @dataclass(slots=True)
@@ -75,8 +75,8 @@ class Session:
     """Holds the calls of one program, in their order. Calls are placed one at a time.
 
     Args:
-        keeps_thoughts: the model sees its own words again also where the program has left their thought out.
-            Else such a message is the program's, as it is for a model in service.
+        keeps_thoughts: the model sees its own words again also where the program has left their thought out,
+            or the text beside a call. Else such a message is the program's, as it is for a model in service.
     """
 
     def __init__(self, keeps_thoughts: bool = True) -> None:
@@ -97,7 +97,7 @@ class Session:
         self._own: list[_Answered | None] = []
         """The calls whose answers its messages are; ``None`` for each that is none."""
         self._restored: list[bool] = []
-        """True for each of its messages that gets back the thought that it lacks."""
+        """True for each of its messages that gets back the thought or the text that it lacks."""
         self._tools = ""
         self.num_calls = 0
 
@@ -114,7 +114,7 @@ class Session:
             answered = self._own_answer(path[-1], message) if message["role"] == "assistant" else None
             own.append(answered)
             path.append(self._place(path[-1], message) if answered is None else answered.path[-1])
-            restored.append(answered is not None and _lacks_thought(answered.message, message))
+            restored.append(answered is not None and _lacks_part(answered.message, message))
         self._call, self._path, self._own, self._tools = call, path, own, _key(call.tools)
         self._restored = restored
         follows = [each.number for each in own if each is not None]
@@ -158,9 +158,10 @@ class Session:
         likeness: tuple[int, ...] = ()
         found = None
         for answered in self._answers.get(place, ()):
-            if not self._keeps_thoughts and _lacks_thought(answered.message, given):
+            sent = answered.message
+            if not self._keeps_thoughts and _lacks_part(sent, given):
                 continue
-            if (alike := _likeness(answered.message, given)) and alike >= likeness:
+            if (alike := _likeness(sent, given)) and alike >= likeness:
                 likeness, found = alike, answered
         return found
 
@@ -190,7 +191,7 @@ class Session:
             return "another conversation"
         given = self._messages[path[num_known + 1]]
         answers = self._answers.get(path[num_known], ()) if role == "assistant" else ()
-        if any(_likeness(each.message, given) for each in answers):
+        if any(_likeness(each.message, given) and _drops_thought(each.message, given) for each in answers):
             return "thoughts dropped"
         return {"assistant": "answer edited", "tool": "tool result edited"}.get(before, "history edited")
 
@@ -203,21 +204,23 @@ def _likeness(sent: Message, given: Message) -> tuple[int, ...]:
     where that means something else.
 
     White space, the form of JSON and the ids of calls may differ, and the thought may be gone or stand
-    within the text.
+    within the text. Beside a call that is known by its id the text may be gone, too.
     """
     thought, content = given.get("reasoning_content") or "", given.get("content") or ""
     sent_thought, sent_content = sent.get("reasoning_content") or "", sent.get("content") or ""
-    if not _same_words(content, sent_content):
+    if content and not _same_words(content, sent_content):
         thought, content = split_thought(content)
-    has_thought = _same_words(thought, sent_thought)
-    if not _same_words(content, sent_content) or (thought and not has_thought):
-        return ()
     calls, sent_calls = given.get("tool_calls") or [], sent.get("tool_calls") or []
+    has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
+    has_thought = _same_words(thought, sent_thought)
+    if (thought and not has_thought) or not (
+        _same_words(content, sent_content) or (calls and has_ids and not content)
+    ):
+        return ()
     # As text, since 1 == True.
     has_form = _key([call["function"] for call in calls]) == _key([call["function"] for call in sent_calls])
     if not has_form and list(map(_meaning, calls)) != list(map(_meaning, sent_calls)):
         return ()
-    has_ids = [call["id"] for call in calls] == [call["id"] for call in sent_calls]
     is_exact = (
         thought == sent_thought,
         content.strip() == sent_content.strip(),
@@ -227,13 +230,19 @@ def _likeness(sent: Message, given: Message) -> tuple[int, ...]:
     return has_ids, has_thought, sum(is_exact)
 
 
-def _lacks_thought(sent: Message, given: Message) -> bool:
-    """Return whether a message comes back without the thought that the program was sent."""
-    return bool(_thought(sent)) and not _thought(given)
+def _drops_thought(sent: Message, given: Message) -> bool:
+    return bool(_parts(sent)[0]) and not _parts(given)[0]
 
 
-def _thought(message: Message) -> str:
-    return message.get("reasoning_content") or split_thought(message.get("content") or "")[0]
+def _lacks_part(sent: Message, given: Message) -> bool:
+    """Return whether a message comes back without the thought or the text that the program was sent."""
+    return any(one and not other for one, other in zip(_parts(sent), _parts(given), strict=True))
+
+
+def _parts(message: Message) -> tuple[str, str]:
+    """The thought and the text of a message."""
+    thought, text = split_thought(message.get("content") or "")
+    return message.get("reasoning_content") or thought, text
 
 
 def _same_words(one: str, other: str) -> bool:

@@ -220,12 +220,25 @@ class OutputFormat(Part):
 
 class OutputConfig(Part):
     effort: str | None = None
+    """``high`` is what Anthropic's models do without it, and changes nothing."""
     format: OutputFormat | None = None
 
     def for_chat(self) -> Json:
         """Return the fields of a chat request that mean the same."""
+        effort = None if self.effort == "high" else self.effort
         form = self.format and {"type": "json_schema", "json_schema": {"schema": self.format.schema_}}
-        return {"reasoning_effort": self.effort, "response_format": form}
+        return {"reasoning_effort": effort, "response_format": form}
+
+
+class ContextEdit(Part):
+    """A change of the conversation, of which only this one is none."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Part):
+    edits: list[ContextEdit] | None = None
 
 
 class MessagesRequest(Part):
@@ -246,6 +259,7 @@ class MessagesRequest(Part):
     stream: bool | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     seed: int | None = None
     """vLLM's."""
     policy_version: int | None = None

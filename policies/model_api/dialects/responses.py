@@ -12,7 +12,7 @@ from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, J
 from policies.model_api.dialects.errors import openai_error, renamed
 from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
-from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error
+from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error, why_not_kept
 from policies.model_api.limits import MAX_STORED
 from policies.model_api.protocol import ChatRequest
 
@@ -39,7 +39,7 @@ def responses_error(error: Exception) -> tuple[int, Json]:
 
 
 class Responses(Dialect):
-    """A request of this API. One with ``previous_response_id`` needs ``follow`` before it is answered.
+    """A request of this API. One that names stored responses needs ``follow`` before it is answered.
 
     Raises:
         InvalidRequestError: the body cannot be read.
@@ -53,6 +53,8 @@ class Responses(Dialect):
         self.body, dropped = read(PolicyResponses, body)
         self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
         self._earlier: Sequence[Json] | None = None if self.body.previous_response_id else ()
+        self._items = self.body.items()
+        """Items of the request; those that were followed stand in the places where they are named."""
         self._draft = _Draft(body)
 
     @property
@@ -60,9 +62,34 @@ class Responses(Dialect):
         """True if the client may fetch the response again, and go on from it."""
         return self.body.store is not False
 
+    @property
+    def follows(self) -> str | None:
+        """Id of the stored response that ``follow`` needs next, if it needs one.
+
+        Of items that are only named it is the last one's: its conversation has those before it, too.
+        """
+        if self._earlier is None:
+            return self.body.previous_response_id
+        missing = self._missing()
+        # An item's id is its response's between three letters at most and three digits.
+        return f"resp_{missing[-1].partition('_')[2][:-3]}" if missing else None
+
     def follow(self, conversation: Sequence[Json]) -> None:
-        """Go on from an earlier response, whose ``conversation`` this is."""
-        self._earlier = conversation
+        """Go on from the response that ``follows`` names, whose ``conversation`` this is.
+
+        Raises:
+            InvalidRequestError: it has no item of the name that is looked up in it.
+        """
+        if self._earlier is None:
+            self._earlier = conversation
+        missing, known = self._missing(), {item["id"]: item for item in conversation if "id" in item}
+        self._items = [known.get(each.get("id"), each) if _is_name(each) else each for each in self._items]
+        if missing and missing == self._missing():
+            raise _no_item(missing[-1])
+
+    def _missing(self) -> list[str]:
+        """Names of items that are not known yet."""
+        return [each["id"] for each in self._items if _is_name(each)]
 
     @property
     def response_id(self) -> str:
@@ -71,13 +98,15 @@ class Responses(Dialect):
 
     def conversation(self) -> list[Json]:
         """All items up to the end of the answer, which is complete."""
-        return [*(self._earlier or ()), *self.body.items(), *self._draft.output]
+        return [*(self._earlier or ()), *self._items, *self._draft.output]
 
     def chat_request(self) -> ChatRequest:
-        if self._earlier is None:
-            raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
         body = self.body
-        items = read(Conversation, {"items": [*self._earlier, *body.items()]})[0].items
+        if self._earlier is None:
+            raise no_earlier_response(str(body.previous_response_id), MAX_STORED)
+        if missing := self._missing():
+            raise _no_item(missing[-1])
+        items = read(Conversation, {"items": [*self._earlier, *self._items]})[0].items
         orders = [{"role": "system", "content": body.instructions}] if body.instructions else []
         choice, form = body.tool_choice, body.text and body.text.format
         return self._chats.read_fields(
@@ -100,6 +129,18 @@ class Responses(Dialect):
         )
 
     error = staticmethod(responses_error)
+
+
+def _is_name(item: Json) -> bool:
+    return bool(item["type"] == "item_reference")
+
+
+def _no_item(name: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"There is no item {name!r} of a response to go on from: {why_not_kept(MAX_STORED)} Send the item "
+        "itself.",
+        param="input",
+    )
 
 
 class _Draft(ResponseDraft):

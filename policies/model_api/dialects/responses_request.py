@@ -152,13 +152,21 @@ class Reasoning(Part):
         return "".join(part.text for part in self.content or self.summary)
 
 
-ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+class ItemReference(Body):
+    """The name of an item of a stored response, which stands in this place."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Item = Annotated[
     Annotated[Message, Tag("a message")]
     | Annotated[FunctionCall, Tag("a function_call")]
     | Annotated[FunctionCallOutput, Tag("a function_call_output")]
-    | Annotated[Reasoning, Tag("a reasoning")],
+    | Annotated[Reasoning, Tag("a reasoning")]
+    | Annotated[ItemReference, Tag("a item_reference")],
     Discriminator(lambda item: f"a {kind_of(item) or 'message'}"),
     served("an item", (None, "", *ITEMS), f": send the items {', '.join(ITEMS)}"),
 ]

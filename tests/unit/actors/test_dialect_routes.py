@@ -66,7 +66,7 @@ def anthropic_at(url: str, key: str = "none") -> Anthropic:
 def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
     from openai import BadRequestError, NotFoundError
 
-    client = openai_at(serve("46", "92", "92"))
+    client = openai_at(serve("46", "92", "92", "92"))
     first = client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.")
     assert (first.output_text, first.status, first.instructions) == ("46", "completed", "Be brief.")
     assert client.responses.retrieve(first.id).output_text == "46"
@@ -77,6 +77,11 @@ def test_response_is_kept_and_its_conversation_goes_on(serve: Serve) -> None:
     )
     assert second.output_text == again.output_text == "92"
     assert second.usage is not None and second.usage == again.usage, "the model has read the same"
+    names: Any = [{"type": "item_reference", "id": each.id} for each in first.output]
+    named = client.responses.create(
+        model="tiny", input=[whole[0], *names, {"role": "user", "content": "Twice that?"}]
+    )
+    assert named.usage == second.usage
     client.responses.delete(first.id)
     for gone in (first.id, again.id):
         with pytest.raises(NotFoundError, match="There is no response"):

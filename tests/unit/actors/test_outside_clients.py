@@ -6,18 +6,16 @@ versions of packages that Troupe has pinned.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 from agent_server import agent_server
-from outside_packages import INSTALL_SECONDS, environment_with
+from outside_packages import environment_with, npm_environment
 
 pytestmark = pytest.mark.outside
 
@@ -34,23 +32,7 @@ def outside() -> Path:
 @pytest.fixture(scope="module")
 def ai_sdk() -> Path:
     """The program ``outside_clients.mjs`` beside its packages; skips where npm cannot fetch them."""
-    program = TESTS / "outside_clients.mjs"
-    name = hashlib.sha256("".join(AI_SDK).encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"troupe-ai-sdk-{name}"
-    done = folder / "installed"
-    if not done.exists():
-        npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", folder]
-        try:
-            command = [*npm, *AI_SDK]
-            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
-        except FileNotFoundError:
-            pytest.skip("npm is not installed")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"npm cannot fetch the AI SDK: {error.stderr.strip().splitlines()[-1]}")
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"npm has not fetched the AI SDK in {INSTALL_SECONDS} s")
-        done.touch()
-    return Path(shutil.copy(program, folder))
+    return Path(shutil.copy(TESTS / "outside_clients.mjs", npm_environment(*AI_SDK)))
 
 
 def run(*command: object, **environment: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from calculator_program import FUNCTIONS, Program, shell_conversation
-from outside_packages import answering_program, environment_with
+from outside_packages import answering_program, environment_with, npm_environment
 from test_rollout_function import play, processes_with
 
 from actors.gateway.client import PolicyClient
@@ -183,6 +183,57 @@ def test_mini_swe_agent_trains_on_one_sequence(
     assert trajectory.reward == 1.0
     check_sequences(trajectory, num_turns=3)
     assert processes_with(LEFT_BEHIND) == []
+
+
+CLAUDE_CODE, CODEX = "@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0"
+CODEX_SETTINGS = """
+model = "policy"
+model_provider = "troupe"
+web_search = "disabled"
+features.multi_agent = false
+
+[model_providers.troupe]
+name = "troupe"
+base_url = "BASE_URL"
+wire_api = "responses"
+env_key = "OPENAI_API_KEY"
+"""
+ARGUMENTS = {
+    "claude": ["--dangerously-skip-permissions", "--model", "policy", "-p"],
+    "codex": ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "tool", "argument"),
+    [(CLAUDE_CODE, "claude", "Bash", "command"), (CODEX, "codex", "exec_command", "cmd")],
+    ids=["claude_code", "codex"],
+)
+def test_coding_agent_trains_on_one_sequence(
+    package: str, name: str, tool: str, argument: str, tokenizer_folder: Path
+) -> None:
+    """Claude Code by Anthropic's messages and Codex by Responses, streamed, with two commands at once."""
+    folder = npm_environment(package) / "node_modules" / ".bin"
+
+    def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        result = client.run(
+            [str(folder / name), *ARGUMENTS[name], "Write the sum of 12 and 34 into number.txt."],
+            files={".codex/config.toml": CODEX_SETTINGS.replace("BASE_URL", client.base_url)},
+            collect=["number.txt"],
+            # Nothing beyond this machine is called, and root may go on as in a container.
+            environment={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"},
+        )
+        assert result.exit_code == 0, result.output
+        return float(result.files["number.txt"] == b"46\n")
+
+    def shell(messages: list[Message]) -> str:
+        calls = [call_of(tool, **{argument: each}) for each in ("echo $((12+34)) > number.txt", "ls")]
+        turns = ["\n".join(calls), f"I look.\n{call_of(tool, **{argument: 'cat number.txt'})}", "It is 46."]
+        return THOUGHT + turns[sum(message["role"] == "assistant" for message in messages)]
+
+    trajectory = play(solve, sampler=TemplateSampler(tokenizer_folder, shell), max_steps=5)
+    assert trajectory.reward == 1.0
+    check_sequences(trajectory, num_turns=3)
 
 
 def test_mini_swe_agent_repairs_a_repository(outside: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
     assert requests[1].messages[1] == {"role": "assistant", "content": f"<think>Add.</think>\n{CALL}"}
     assert requests[1].tools == [TOOL]
     assert [step.info["follows"] for step in trajectory.steps] == [None, 0]
-    assert [step.info["restored_thoughts"] for step in trajectory.steps] == [0, 1]
+    assert [step.info["restored_answers"] for step in trajectory.steps] == [0, 1]
     assert trajectory.metrics["foreign_answers"] == 0
 
 
@@ -434,8 +434,10 @@ def test_stream_has_all_choices() -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format",
+        ),
         ({"logprobs": True}, "logprobs"),
         ({"frequency_penalty": 1.0}, "frequency_penalty"),
         ({"extra_body": {"policy_version": 0}}, "policy_version"),
@@ -462,6 +464,27 @@ def test_fields_of_a_call_are_honoured_refused_or_dropped() -> None:
     ignored = {"return_token_ids"}  # the dialect of Anthropic's messages has set it itself
     decided = honoured | dropped | of_one_value | ignored | {*OF_THE_RUN, *REFUSED}
     assert decided == set(ChatRequest.model_fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": [TOOL]},
+        {"response_format": {"type": "json_object"}},
+        {"reasoning_effort": "high"},
+    ],
+    ids=["any tool", "one tool", "json", "effort"],
+)
+def test_field_that_frameworks_always_send_is_overruled(fields: dict[str, Any]) -> None:
+    """The model writes what it will, and the record names the field."""
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        response = await say(client, "a", **fields)
+        return float(response.choices[0].message.content == "You said a")
+
+    trajectory = play(solve)
+    assert (trajectory.reward, trajectory.steps[0].info["overruled"]) == (1.0, [next(iter(fields))])
 
 
 def test_step_limit_leaves_the_function_its_reward() -> None:
@@ -1185,6 +1208,19 @@ async def solve_by_stored_responses(task: dict[str, Any], client: PolicyClient) 
     return float(events[-1].response.output_text == "It is 46.")
 
 
+async def solve_by_named_items(task: dict[str, Any], client: PolicyClient) -> float:
+    first = await client.openai.responses.create(
+        model="gpt-9", input=task["question"], tools=[RESPONSES_TOOL]
+    )
+    names: Any = [{"type": "item_reference", "id": each.id} for each in first.output]
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "46"}
+    question = {"role": "user", "content": task["question"]}
+    second = await client.openai.responses.create(
+        model="gpt-9", input=[question, *names, output], tools=[RESPONSES_TOOL]
+    )
+    return float(second.output_text == "It is 46.")
+
+
 async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float:
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     first = await client.anthropic.messages.create(
@@ -1221,7 +1257,7 @@ async def solve_by_the_runner_of_anthropic(task: dict[str, Any], client: PolicyC
 @pytest.mark.parametrize(
     "rollout",
     [
-        *(solve_by_responses, solve_by_stored_responses, solve_by_messages),
+        *(solve_by_responses, solve_by_stored_responses, solve_by_named_items, solve_by_messages),
         solve_by_the_runner_of_anthropic,
     ],
     ids=lambda each: each.__name__,

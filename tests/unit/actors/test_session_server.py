@@ -169,10 +169,8 @@ def test_name_opens_one_session_by_its_first_call(
         assert "".join(each.choices[0].delta.content or "" for each in chunks) == "You said a"
         assert client.responses.create(model="m", input="b").output_text == "You said b"
         assert [each.id for each in client.models.list()] == ["policy"]
-        with pytest.raises(openai.BadRequestError, match="response_format"):
-            client.chat.completions.create(
-                model="m", messages=QUESTION, response_format={"type": "json_object"}
-            )
+        with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
+            client.chat.completions.create(model="m", messages=QUESTION, frequency_penalty=1.0)
         opened = http.post("/sessions", headers={"x-session-id": "run-7"}).json()
         assert opened["task"] == TASK, "the same name gets the same task, as often as it is sent"
         assert http.post("/sessions/run-7/reward", json={"reward": 0.5}).status_code == 200

@@ -224,6 +224,8 @@ def test_dialects_ask_for_the_same_chat() -> None:
         ({"stop_sequences": ["END"]}, {"stop": ["END"]}),
         ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
         ({"thinking": {"type": "adaptive"}}, {}),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, {}),
+        ({"output_config": {"effort": "high"}}, {}),
         ({"top_k": 5}, {"top_k": 5}),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
@@ -293,7 +295,7 @@ FILE = {"type": "input_file", "file_id": "file_1"}
             {},
             "input.0.content.0.detail: Input should be 'auto'",
         ),
-        ([{"type": "item_reference", "id": "msg_1"}], {}, "input.0: an item of type 'item_reference'"),
+        ([{"type": "item_reference"}], {}, "input.0.id"),
         ([{"type": "function_call", "call_id": "1", "name": "f"}], {}, "input.0.arguments"),
         (
             [{"type": "function_call_output", "call_id": "1", "output": [FILE]}],
@@ -317,6 +319,11 @@ def test_field_that_a_response_cannot_have_is_named(given: Any, fields: Json, pl
             "tools.0: a tool of type 'bash_20250124'",
         ),
         ([], {"mcp_servers": [{}]}, "mcp_servers"),
+        (
+            [],
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits.0.type: Input should be 'clear_thinking_20251015'",
+        ),
         ([], {"max_tokens": None}, "max_tokens"),
         ([], {"tool_choice": {"type": "tool"}}, "tool_choice: type='tool' and a name need each other"),
         (
@@ -373,6 +380,33 @@ def test_conversation_goes_on_only_from_one_that_is_known() -> None:
     assert roles == [("system", "Be brief."), ("assistant", "46")]
 
 
+def test_named_items_are_those_of_the_responses_before() -> None:
+    """Some clients send the names alone of what a server keeps for them."""
+    first = responses(tools=[FUNCTION])
+    (answer,) = asyncio.run(sampled(first, f"<think>\nI add.\n</think>\n\n{CALL}"))
+    result = {"type": "function_call_output", "call_id": answer["output"][-1]["call_id"], "output": "46"}
+    names, question = [named(each) for each in answer["output"]], {"role": "user", "content": "12+34?"}
+    second = responses([question, *names, result], tools=[FUNCTION])
+    with pytest.raises(InvalidRequestError, match=f"no item {names[-1]['id']!r} .* Send the item itself"):
+        second.chat_request()
+    assert second.follows == first.response_id
+    second.follow(first.conversation())
+    whole = responses([question, *answer["output"], result], tools=[FUNCTION])
+    assert second.follows is None
+    assert fields_of(second.chat_request()) == fields_of(whole.chat_request())
+    (later,) = asyncio.run(sampled(second, "46"))
+    third = responses([question, *names, result, *map(named, later["output"]), question], tools=[FUNCTION])
+    third.follow(second.conversation())  # it has the items of the first response, too
+    assert [each.role for each in third.chat_request().messages[-2:]] == ["assistant", "user"]
+    with pytest.raises(InvalidRequestError, match="no item") as caught:
+        responses([named({"id": f"msg_{'0' * 32}009"})]).follow(first.conversation())
+    assert caught.value.param == "input"
+
+
+def named(item: Json) -> Json:
+    return {"type": "item_reference", "id": item["id"]}
+
+
 def test_prompt_is_counted_as_it_is_sampled_from() -> None:
     turns = [{"role": "user", "content": "What is 12+34?"}]
     counted = OpenAIFrontend("tiny", renderer(), FakeEngine([])).num_prompt_tokens(
@@ -395,15 +429,18 @@ async def test_chat_passes_chunks_on_as_they_are() -> None:
     [
         (messages(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking"),
         (messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "last message"),
-        (messages(output_config={"effort": "low"}), "output_config.effort"),
-        (responses(reasoning={"effort": "low"}), "reasoning.effort"),
+        (
+            messages(output_config={"format": {"type": "json_schema", "schema": SCHEMA}}),
+            "output_config.format",
+        ),
+        (responses(text={"format": {"type": "json_schema", "schema": SCHEMA}}), "text.format"),
     ],
 )
 def test_refusal_names_the_field_that_the_client_sent(dialect: Dialect, name: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         policy_call(dialect.chat_request())
     _, body = dialect.error(refused.value)
-    assert body["error"]["message"].startswith(f"A rollout takes no {name}")
+    assert body["error"]["message"].startswith("A rollout ") and f" {name}" in body["error"]["message"]
 
 
 def test_fields_that_hold_nothing_are_left_out() -> None:

@@ -224,6 +224,24 @@ def test_answer_repeated_by_the_user_is_no_dropped_thought() -> None:
 
 
 @pytest.mark.parametrize(
+    ("keeps", "ids", "branch"),
+    [(True, "call_0", ""), (False, "call_0", "answer edited"), (True, "call_9", "answer edited")],
+    ids=["kept", "as in service", "another call"],
+)
+def test_text_beside_a_call_may_be_left_out(keeps: bool, ids: str, branch: str) -> None:
+    session, asked = Session(keeps_thoughts=keeps), {"role": "user", "content": "Where?"}
+    session.place(PolicyCall([asked]))
+    sent = for_template(message_of(f"I look.\n{CALL}", [], PARSER.for_tools(TOOLS), 0))
+    session.answer(f"I look.\n{CALL}", sent)
+    calls = [{**each, "id": ids} for each in sent["tool_calls"]]
+    given = {"role": "assistant", "content": "", "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": ids, "content": "Paris"}
+    placed = session.place(PolicyCall([asked, given, result]))
+    assert placed.branch == branch
+    assert placed.messages[1]["content"] == ("" if branch else f"I look.\n{CALL}")
+
+
+@pytest.mark.parametrize(
     "answers",
     [
         ("if a:\n  b", "if a:\n    b"),
