@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +90,8 @@ class PolicyClient:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
         self.session = access.session
         self._access, self._is_async = access, is_async
-        self._programs: set[Supervised] = set()
+        self._ends: set[Callable[[], object]] = set()
+        """Functions that end what goes on now."""
         self._is_closed = False
 
     @cached_property
@@ -194,9 +195,8 @@ class PolicyClient:
                 ending.callback(self._access.serve(enclosed.listener))
             else:
                 program = Supervised(command, folder, variables, output)
-            self._programs.add(program)
-            ending.callback(self._programs.discard, program)
             ending.callback(program.end)
+            ending.enter_context(self.at_end(program.end))
             limit = "the end of the rollout" if self._is_closed else _watch(program.process, folder, limits)
             exit_code = program.end()
             output.seek(0)
@@ -208,11 +208,22 @@ class PolicyClient:
                 files=dict(_collected(Path(folder).resolve(), collect)),
             )
 
+    @contextmanager
+    def at_end(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call ``end``, maybe in another thread, where the rollout ends within, or has ended before."""
+        self._ends.add(end)
+        try:
+            if self._is_closed:
+                end()
+            yield
+        finally:
+            self._ends.discard(end)
+
     def close(self) -> None:
         """End all programs; none can be started any more."""
         self._is_closed = True
-        for program in list(self._programs):
-            program.end()
+        for end in list(self._ends):
+            end()
 
 
 def _check_command(
