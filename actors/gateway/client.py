@@ -11,15 +11,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
 from environments.sandbox.child import seen_paths
 from environments.sandbox.local import EnclosedProgram
 from environments.sandbox.process_tree import Supervised, bytes_within, remove_folder, usage_of
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 MODEL = "policy"
 """Name of the model, for clients that want one; any other name means the same."""
@@ -113,7 +116,7 @@ class PolicyClient:
     def _options(self, package: Any) -> dict[str, Any]:
         """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
         kind = package.DefaultAsyncHttpxClient if self._is_async else package.DefaultHttpxClient
-        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=False)}
+        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=unverified())}
 
     async def aclose(self) -> None:
         """Close the connections of a coroutine function, in its event loop."""
@@ -224,6 +227,16 @@ class PolicyClient:
         self._is_closed = True
         for end in list(self._ends):
             end()
+
+
+@cache
+def unverified() -> SSLContext:
+    """The context of all clients of addresses without a certificate: it takes longer than the rest of one."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _check_command(

@@ -59,7 +59,8 @@ class RemoteProgram:
                 "model": client.model,
                 "run": self.run,
                 "attempt": self.attempt,
-            }
+            },
+            allow_nan=False,
         )
         try:
             with self._connection(FETCH_SECONDS) as connection:

@@ -1176,6 +1176,11 @@ def test_end_of_a_rollout_withdraws_a_task_that_waits(http: httpx.Client, server
     assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
 
 
+def test_task_that_json_cannot_hold_fails_its_rollout(server: SessionServer) -> None:
+    with pytest.raises(AgentError, match="not JSON compliant"):
+        play(server.rollout, task={"limit": float("inf")})
+
+
 def test_server_that_is_gone_fails_the_rollout_by_its_address() -> None:
     with pytest.raises(
         EnvironmentFailure, match=r"http://127\.0\.0\.1:1 cannot be reached from this node"
