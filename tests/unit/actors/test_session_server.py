@@ -1181,6 +1181,24 @@ def test_task_that_json_cannot_hold_fails_its_rollout(server: SessionServer) -> 
         play(server.rollout, task={"limit": float("inf")})
 
 
+def test_offer_that_the_server_refuses_fails_its_rollout(server: SessionServer) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"status 401: .*offer tasks"):
+        play(replace(server.rollout, key="of another training"))
+
+
+def test_offer_whose_server_ends_fails_its_rollout() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with ThreadPoolExecutor(1) as threads, listening:
+        rollout = threads.submit(play, RemoteProgram(url, "a key", silent_seconds=300))
+        connection, _ = listening.accept()
+        connection.recv(1024)
+        listening.close()
+        connection.close()
+        with pytest.raises(EnvironmentFailure, match=f"{url} cannot be reached"):
+            rollout.result(30)
+
+
 def test_server_that_is_gone_fails_the_rollout_by_its_address() -> None:
     with pytest.raises(
         EnvironmentFailure, match=r"http://127\.0\.0\.1:1 cannot be reached from this node"
