@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -203,7 +204,8 @@ class WorldEnvironment(BaseEnv):
         return cls(**arguments)
 
 
-def argument_names(env_class: type[BaseEnv]) -> set[str]:
+@cache
+def argument_names(env_class: type[BaseEnv]) -> frozenset[str]:
     """Names of the arguments of ``__init__``, and, where it passes ``**others`` on, of those above it."""
     names: set[str] = set()
     for each in env_class.__mro__:
@@ -214,7 +216,7 @@ def argument_names(env_class: type[BaseEnv]) -> set[str]:
             )
             if not any(own.kind is own.VAR_KEYWORD for own in parameters):
                 break
-    return names
+    return frozenset(names)
 
 
 def check_env_args(env_class: type[BaseEnv], env_args: Collection[str]) -> None:

@@ -9,17 +9,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from environments.errors import AgentError
 from environments.sandbox.base import clip
 from environments.sandbox.child import seen_paths
 from environments.sandbox.local import EnclosedProgram
 from environments.sandbox.process_tree import Supervised, bytes_within, remove_folder, usage_of
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 MODEL = "policy"
 """Name of the model, for clients that want one; any other name means the same."""
@@ -90,7 +93,8 @@ class PolicyClient:
         self.base_url, self.api_key, self.model = f"{access.url}/v1", access.key, MODEL
         self.session = access.session
         self._access, self._is_async = access, is_async
-        self._programs: set[Supervised] = set()
+        self._ends: set[Callable[[], object]] = set()
+        """Functions that end what goes on now."""
         self._is_closed = False
 
     @cached_property
@@ -112,7 +116,7 @@ class PolicyClient:
     def _options(self, package: Any) -> dict[str, Any]:
         """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
         kind = package.DefaultAsyncHttpxClient if self._is_async else package.DefaultHttpxClient
-        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=False)}
+        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=unverified())}
 
     async def aclose(self) -> None:
         """Close the connections of a coroutine function, in its event loop."""
@@ -194,9 +198,8 @@ class PolicyClient:
                 ending.callback(self._access.serve(enclosed.listener))
             else:
                 program = Supervised(command, folder, variables, output)
-            self._programs.add(program)
-            ending.callback(self._programs.discard, program)
             ending.callback(program.end)
+            ending.enter_context(self.at_end(program.end))
             limit = "the end of the rollout" if self._is_closed else _watch(program.process, folder, limits)
             exit_code = program.end()
             output.seek(0)
@@ -208,11 +211,32 @@ class PolicyClient:
                 files=dict(_collected(Path(folder).resolve(), collect)),
             )
 
+    @contextmanager
+    def at_end(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call ``end``, maybe in another thread, where the rollout ends within, or has ended before."""
+        self._ends.add(end)
+        try:
+            if self._is_closed:
+                end()
+            yield
+        finally:
+            self._ends.discard(end)
+
     def close(self) -> None:
         """End all programs; none can be started any more."""
         self._is_closed = True
-        for program in list(self._programs):
-            program.end()
+        for end in list(self._ends):
+            end()
+
+
+@cache
+def unverified() -> SSLContext:
+    """The context of all clients of addresses without a certificate: it takes longer than the rest of one."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _check_command(

@@ -45,6 +45,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actors.gateway.client import unverified
 from actors.gateway.entries import ENTRIES_HEADER, Part, SessionJournals
 from actors.gateway.server import (
     CALL_HEADER,
@@ -122,7 +123,7 @@ class _Session:
     claimed: asyncio.Future[None] = field(default_factory=asyncio.Future)
     result: asyncio.Future[Json] = field(default_factory=asyncio.Future)
     http: httpx.AsyncClient = field(
-        default_factory=partial(httpx.AsyncClient, timeout=None, verify=False, trust_env=False)
+        default_factory=partial(httpx.AsyncClient, timeout=None, verify=unverified(), trust_env=False)
     )
     """A client for each session: that of many connections takes longer for each call."""
 

@@ -32,8 +32,9 @@ from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
 
 from actors.gateway import session_server
+from actors.gateway.calls import ProgramCalls
 from actors.gateway.entries import SessionJournals
-from actors.gateway.function import pair_of
+from actors.gateway.function import Program, pair_of
 from actors.gateway.remote_program import RemoteProgram
 from actors.gateway.server import CALL_HEADER, RETRY_HEADER, Listener, gateway, serve
 from actors.gateway.session_server import SessionServer
@@ -1183,6 +1184,38 @@ def test_program_that_waits_for_the_policy_is_not_silent(
         assert call(session, "a").choices[0].message.content == "at last"
         http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1})
         assert rollout.result(30).reward == 1.0
+
+
+def test_end_of_a_rollout_withdraws_a_task_that_waits(http: httpx.Client, server: SessionServer) -> None:
+    program = Program(server.rollout, TASK, ProgramCalls(), "")
+    wait_until(lambda: http.get("/sessions").json() == {"waiting": 1, "played": 0}, 30)
+    started = time.monotonic()
+    program.end()
+    assert time.monotonic() - started < 10
+    assert http.get("/sessions").json() == {"waiting": 0, "played": 0}
+
+
+def test_task_that_json_cannot_hold_fails_its_rollout(server: SessionServer) -> None:
+    with pytest.raises(AgentError, match="not JSON compliant"):
+        play(server.rollout, task={"limit": float("inf")})
+
+
+def test_offer_that_the_server_refuses_fails_its_rollout(server: SessionServer) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"status 401: .*offer tasks"):
+        play(replace(server.rollout, key="of another training"))
+
+
+def test_offer_whose_server_ends_fails_its_rollout() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with ThreadPoolExecutor(1) as threads, listening:
+        rollout = threads.submit(play, RemoteProgram(url, "a key", silent_seconds=300))
+        connection, _ = listening.accept()
+        connection.recv(1024)
+        listening.close()
+        connection.close()
+        with pytest.raises(EnvironmentFailure, match=f"{url} cannot be reached"):
+            rollout.result(30)
 
 
 def test_server_that_is_gone_fails_the_rollout_by_its_address() -> None:
