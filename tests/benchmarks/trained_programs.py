@@ -1,11 +1,11 @@
-"""What programs of others learn in the calculator recipe, beside its ``ToolAgent``, from one warm start.
+"""Success of programs of others that learn the calculator recipe, beside its ``ToolAgent``.
 
     python tests/benchmarks/trained_programs.py [--runs tool_agent/0,tool_agent/1,agents/0] [--folder ...]
 
-A run is a program and a seed. All start from the same model, but mini-swe-agent, whose conversations are
-others: it starts from conversations of a scripted model, as the gateway has them. A run that is finished is
-not run again, and one that was interrupted goes on from its last checkpoint: the command may be given part by
-part. Frameworks run in an environment of their own, which is made with the packages of
+A run is a program and a seed. All of a seed start from the same model, but mini-swe-agent, whose
+conversations are others: it starts from conversations of a scripted model, as the gateway has them. A run
+that is finished is not run again, and one that was interrupted goes on from its last checkpoint: the command
+may be given part by part. Frameworks run in an environment of their own, which is made with the packages of
 ``tests/outside_programs.txt``; processes that stay answer its questions.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
         directory = folder / program / f"seed-{seed}"
         if not (directory / FINISHED).exists():
             with answering(program, folder) as environment:
-                model = warm_started(program, folder, arguments.warm_steps, environment)
+                model = warm_started(program, folder, arguments.warm_steps, int(seed), environment)
                 settings = [f"model.path={model}", f"seed={seed}", *arguments.overrides]
                 trained(program, settings, arguments.updates, directory, environment)
         found = json.loads((directory / FINISHED).read_text())
@@ -68,11 +68,11 @@ def main() -> None:
     report.print()
 
 
-def warm_started(program: str, folder: Path, num_steps: int, environment: dict[str, str]) -> str:
-    """The model from which the program learns: one for all, and one for mini-swe-agent."""
+def warm_started(program: str, folder: Path, num_steps: int, seed: int, environment: dict[str, str]) -> str:
+    """The model from which the program learns: one of the seed for all, and one for mini-swe-agent."""
     own = workload_of(program) if program == MINI else []
     place = folder / (MINI if program == MINI else "shared")
-    return warm_started_model("calculator", place, num_steps, more=own, environment=environment)
+    return warm_started_model("calculator", place, num_steps, seed, own, environment)
 
 
 def workload_of(program: str) -> list[str]:
