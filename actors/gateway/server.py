@@ -128,8 +128,8 @@ class Gateway:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
         dialect = DIALECTS[request.scope["path"]](await body_of(request), session.chats)
-        if isinstance(dialect, Responses) and dialect.body.previous_response_id in session.conversations:
-            dialect.follow(session.conversations[dialect.body.previous_response_id])
+        if isinstance(dialect, Responses) and (earlier := dialect.body.previous_response_id):
+            dialect.follow(session.conversations.get(earlier))
         chat = dialect.chat_request()
         call = policy_call(chat, dialect.dropped)
         completion = await _completion(request, session.calls, call, chat)

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 from actors.serving.errors import MESSAGES_PATH
 from actors.serving.http import replica, request_context, respond
 from actors.serving.recorded_chat import AnswerPlace, recorded_chat, unrecorded
+from actors.serving.responses_socket import AFTER
 from environments.data.canary import conversation_name
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
@@ -73,13 +74,16 @@ async def responses(
     dialect, owner = Responses(body), request_context(request).owner
     if earlier := dialect.body.previous_response_id:
         kept = await replica().responses.kept(owner, earlier)
-        if kept is not None:
-            dialect.follow(kept[1])
-    chat = _routed(dialect.chat_request(), request)
-    parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, earlier), chat.stream)
+        dialect.follow(kept and kept[1])
+    if dialect.body.generate is False:
+        parts = _prepared(dialect)
+    else:
+        chat = _routed(dialect.chat_request(), request)
+        after = request.scope["state"].get(AFTER) or earlier
+        parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, after), chat.stream)
     if dialect.is_stored:
         parts = _store(dialect, parts, owner)
-    return await respond(parts, chat.stream, dialect)
+    return await respond(parts, dialect.body.stream, dialect)
 
 
 @policy_routes.post(MESSAGES_PATH)
@@ -107,6 +111,12 @@ async def _answer(dialect: Dialect, chunks: Parts, stream: bool | None) -> Parts
             return
         async for _, event in dialect.events(chunks):
             yield event
+
+
+async def _prepared(dialect: Responses) -> Parts:
+    """The parts of a response without an answer."""
+    for part in dialect.prepared(replica().openai.model(dialect.body.model)["policy_version"]):
+        yield part
 
 
 async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error, renamed
-from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
+from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft, usage_of
 from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
 from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error
 from policies.model_api.limits import MAX_STORED
@@ -39,7 +39,7 @@ def responses_error(error: Exception) -> tuple[int, Json]:
 
 
 class Responses(Dialect):
-    """A request of this API. One with ``previous_response_id`` needs ``follow`` before it is answered.
+    """A request of this API. One with ``previous_response_id`` needs ``follow`` before anything else.
 
     Raises:
         InvalidRequestError: the body cannot be read.
@@ -52,7 +52,7 @@ class Responses(Dialect):
         super().__init__(body, chats)
         self.body, dropped = read(PolicyResponses, body)
         self.dropped = tuple(sorted({*dropped, *self.body.ignored()}))
-        self._earlier: Sequence[Json] | None = None if self.body.previous_response_id else ()
+        self._earlier: Sequence[Json] = ()
         self._draft = _Draft(body)
 
     @property
@@ -60,8 +60,10 @@ class Responses(Dialect):
         """True if the client may fetch the response again, and go on from it."""
         return self.body.store is not False
 
-    def follow(self, conversation: Sequence[Json]) -> None:
-        """Go on from an earlier response, whose ``conversation`` this is."""
+    def follow(self, conversation: Sequence[Json] | None) -> None:
+        """Go on from an earlier response with its ``conversation``. Raises ``RequestError`` for ``None``."""
+        if conversation is None:
+            raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
         self._earlier = conversation
 
     @property
@@ -71,11 +73,15 @@ class Responses(Dialect):
 
     def conversation(self) -> list[Json]:
         """All items up to the end of the answer, which is complete."""
-        return [*(self._earlier or ()), *self.body.items(), *self._draft.output]
+        return [*self._earlier, *self.body.items(), *self._draft.output]
+
+    def prepared(self, version: int = 0) -> list[Json]:
+        """The parts of a response without an answer, to go on from: that of ``generate: false``."""
+        self._draft.version = version
+        events = self._draft.prepared()
+        return events if self.body.stream else [self._draft.response]
 
     def chat_request(self) -> ChatRequest:
-        if self._earlier is None:
-            raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
         body = self.body
         items = read(Conversation, {"items": [*self._earlier, *body.items()]})[0].items
         orders = [{"role": "system", "content": body.instructions}] if body.instructions else []
@@ -124,3 +130,8 @@ class _Draft(ResponseDraft):
         begun = {"id": f"{Responses.id_prefix}{number}", "created_at": part["created"], **self.recorded}
         self.response |= begun
         return super().begin(part)
+
+    def prepared(self) -> list[Json]:
+        """The events of a response without an answer."""
+        ended = {"usage": usage_of(0, 0), "policy_version": self.version}
+        return [*super().begin({}), self.finish(is_whole=True, **ended)]
