@@ -69,9 +69,8 @@ def over_websocket(client: Any, function: dict[str, Any]) -> None:
 
         def ask(**fields: Any) -> Any:
             connection.response.create(model=POLICY, tools=[function], store=False, **fields)
-            for event in connection:
-                if event.type in ("response.completed", "error"):
-                    return event
+            ends = ("response.completed", "error")
+            return next(event for event in connection if event.type in ends)
 
         first = ask(input=QUESTION).response
         (call,) = first.output

@@ -24,9 +24,9 @@ from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import CHAT_PREFIX, Dialect, Json, read
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.messages_request import MessagesRequest
-from policies.model_api.dialects.responses import Responses
+from policies.model_api.dialects.responses import Compact, Responses
 from policies.model_api.dialects.responses_draft import ENDS
-from policies.model_api.dialects.responses_request import PolicyResponses
+from policies.model_api.dialects.responses_request import CompactRequest, PolicyResponses
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.frontend import Charge
 from policies.model_api.protocol import ChatRequest, CompletionRequest
@@ -71,7 +71,18 @@ async def responses(
         question, _ = read(ResponsesRequest, body)
         answers, charge = replica().agents.responses, _charge(question.model, request)
         return await respond(answers.respond(question, charge, request_context(request)), question.stream)
-    dialect, owner = Responses(body), request_context(request).owner
+    return await _response(Responses(body), request)
+
+
+@policy_routes.post("/v1/responses/compact")
+async def compact(body: Annotated[Json, DescribedBy(CompactRequest)], request: Request) -> Response:
+    """OpenAI's compaction of a conversation, by the policy."""
+    return await _response(Compact(body), request)
+
+
+async def _response(dialect: Responses, request: Request) -> Response:
+    """The response of the policy, which is kept where the request wants that."""
+    owner = request_context(request).owner
     if earlier := dialect.body.previous_response_id:
         kept = await replica().responses.kept(owner, earlier)
         dialect.follow(kept and kept[1])

@@ -11,9 +11,16 @@ from collections.abc import Iterator, Sequence
 from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error, renamed
 from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft, usage_of
-from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
+from policies.model_api.dialects.responses_request import (
+    SUMMARY,
+    CompactRequest,
+    Conversation,
+    PolicyResponses,
+    messages_of,
+)
 from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error
 from policies.model_api.limits import MAX_STORED
+from policies.model_api.messages import ChatMessage
 from policies.model_api.protocol import ChatRequest
 
 UNIQUE_NAMES = {
@@ -26,6 +33,14 @@ NAMES = {"messages": "input", **UNIQUE_NAMES}
 """Fields of this API by those of the chat request, which errors of the engine's side name."""
 TOOL: Json = {"description": None, "parameters": None, "strict": None}
 """Fields that each tool of a response has."""
+
+PART: dict[str, Json] = {"input_image": {"detail": "auto"}}
+"""Fields that each part of a message has, by its type."""
+SUM_UP = (
+    "Sum our conversation up, so that you can go on with it from the summary alone: what was asked for, what "
+    "was done, found and decided, all names, numbers and texts that are needed again, and what is left. "
+    "Write nothing but the summary."
+)
 
 
 def responses_error(error: Exception) -> tuple[int, Json]:
@@ -106,6 +121,42 @@ class Responses(Dialect):
         )
 
     error = staticmethod(responses_error)
+
+
+class Compact(Responses):
+    """A request for a shorter conversation: its messages, and a summary of the rest by the policy itself.
+
+    https://developers.openai.com/api/docs/guides/compaction
+    """
+
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        given, dropped = read(CompactRequest, body)
+        super().__init__({**given.model_dump(exclude_none=True), "store": False}, chats)
+        self.dropped = dropped
+
+    def chat_request(self) -> ChatRequest:
+        chat = super().chat_request()
+        last = ChatMessage(role="user", content=SUM_UP)
+        return chat.model_copy(update={"messages": [*chat.messages, last]})
+
+    def answer(self, completion: Json) -> Json:
+        response = super().answer(completion)
+        number = response["id"].removeprefix(self.id_prefix)
+        kept: list[Json] = []
+        for item in self.conversation():
+            if item["type"] == "message" and item["role"] != "assistant":
+                content = item["content"]
+                parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+                named = {"id": f"msg_{number}{len(kept):03d}", "status": "completed", **item}
+                kept.append({**named, "content": [PART.get(part["type"], {}) | part for part in parts]})
+        texts = [part["text"] for item in self._draft.output for part in item.get("content", ())]
+        summary = {"id": f"cmp_{number}", "encrypted_content": SUMMARY + "".join(texts)}
+        return {
+            **{name: response[name] for name in ("id", "created_at", "usage", "policy_version")},
+            "object": "response.compaction",
+            "output": [*kept, {"type": "compaction", **summary}],
+            **self._draft.recorded,
+        }
 
 
 class _Draft(ResponseDraft):

@@ -162,13 +162,33 @@ class Reasoning(Part):
         return "".join(part.text for part in self.content or self.summary)
 
 
-ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+SUMMARY = "Summary of the conversation so far:\n"
+"""Beginning of all summaries, by which those of other servers are told from them."""
+
+
+class Compaction(Part):
+    """A summary of what was before it, which the policy has written: see ``Compact``."""
+
+    harmless = frozenset({"id", "created_by"})
+    type: Literal["compaction"]
+    encrypted_content: Text
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _check_origin(cls, value: str) -> str:
+        if not value.startswith(SUMMARY):
+            raise ValueError("another server has written it, and only that can read it: leave the item out")
+        return value
+
+
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compaction")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Item = Annotated[
     Annotated[Message, Tag("a message")]
     | Annotated[FunctionCall, Tag("a function_call")]
     | Annotated[FunctionCallOutput, Tag("a function_call_output")]
-    | Annotated[Reasoning, Tag("a reasoning")],
+    | Annotated[Reasoning, Tag("a reasoning")]
+    | Annotated[Compaction, Tag("a compaction")],
     Discriminator(lambda item: f"a {kind_of(item) or 'message'}"),
     served("an item", (None, "", *ITEMS), f": send the items {', '.join(ITEMS)}"),
 ]
@@ -275,6 +295,18 @@ class PolicyResponses(ResponsesFields, Part):
         return [item.model_dump(exclude_none=True) for item in self.input]
 
 
+class CompactRequest(Part):
+    """The body of ``POST /v1/responses/compact``; its fields are those of ``PolicyResponses``."""
+
+    harmless = frozenset(
+        {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
+    )
+    model: str
+    previous_response_id: str | None = None
+    instructions: str | None = None
+    input: Any = None
+
+
 class Conversation(BaseModel):
     """Items of a conversation in their order, as ``messages_of`` reads them."""
 
@@ -322,5 +354,7 @@ def _add_to_answer(answer: Json, item: Item) -> None:
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             answer.setdefault("tool_calls", []).append(call)
+        case Compaction():
+            answer["content"] = (answer["content"] or "") + item.encrypted_content
         case Message():
             answer["content"] = (answer["content"] or "") + text_of(item.content)
