@@ -60,6 +60,26 @@ def with_openai(url: str) -> None:
         kinds = [event.type for event in events]
         assert events.get_final_response().output_text == ANSWER
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    over_websocket(client, function)
+
+
+def over_websocket(client: Any, function: dict[str, Any]) -> None:
+    """The tool loop over one connection, in which each message has what is new alone."""
+    with client.responses.connect() as connection:
+
+        def ask(**fields: Any) -> Any:
+            connection.response.create(model=POLICY, tools=[function], store=False, **fields)
+            ends = ("response.completed", "error")
+            return next(event for event in connection if event.type in ends)
+
+        first = ask(input=QUESTION).response
+        (call,) = first.output
+        assert (call.name, json.loads(call.arguments)) == CALL
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": ANSWER}
+        second = ask(input=[output], previous_response_id=first.id).response
+        assert (second.output_text, second.previous_response_id) == (ANSWER, first.id)
+        lost = ask(input="And now?", previous_response_id=first.id)
+        assert lost.error.code == "previous_response_not_found"
 
 
 def with_litellm(url: str) -> None:
@@ -99,6 +119,7 @@ def with_agents(url: str) -> None:
         Agent,
         OpenAIChatCompletionsModel,
         OpenAIResponsesModel,
+        OpenAIResponsesWSModel,
         Runner,
         function_tool,
         set_tracing_disabled,
@@ -121,14 +142,14 @@ def with_agents(url: str) -> None:
         streamed = Runner.run_streamed(served, QUESTION)
         kinds = [event.type async for event in streamed.stream_events()]
         assert "raw_response_event" in kinds and streamed.final_output == ANSWER
-        for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel, OpenAIResponsesWSModel):
             own = Agent(name="Own", model=model_class(POLICY, client), tools=[calculator])
             assert (await Runner.run(own, QUESTION)).final_output == ANSWER
             streamed = Runner.run_streamed(own, QUESTION)
             async for _ in streamed.stream_events():
                 pass
             assert streamed.final_output == ANSWER
-        assert asked == [CALL[1]["expression"]] * 4
+        assert asked == [CALL[1]["expression"]] * 6
 
     asyncio.run(talk())
 

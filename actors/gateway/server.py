@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -29,6 +30,7 @@ from actors.rollouts.player import NODE_ADDRESS
 from actors.serving.errors import MESSAGES_PATH, error_response
 from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys, unknown_key
+from actors.serving.responses_socket import MODELS_PATH, RESPONSES_PATH, ResponsesSocket
 from environments.errors import TroupeError
 from environments.messages import json_key
 from policies.gateway.answers import chunks_of, completion_of
@@ -36,7 +38,7 @@ from policies.gateway.calls import policy_call
 from policies.gateway.session import Json, PolicyCall
 from policies.model_api.dialects.base import Chat, ChatReader, Dialect
 from policies.model_api.dialects.messages import Messages, count_request
-from policies.model_api.dialects.responses import Responses
+from policies.model_api.dialects.responses import Compact, Responses
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
 from policies.model_api.reply import usage_of
@@ -57,10 +59,10 @@ CALL_HEADER = "x-troupe-call"
 DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
     MESSAGES_PATH: Messages,
-    "/v1/responses": Responses,
+    RESPONSES_PATH: Responses,
+    f"{RESPONSES_PATH}/compact": Compact,
 }
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
-MODELS_PATH = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +130,24 @@ class Gateway:
         """Answer a call in the dialect of its path."""
         session = self._session(request)
         dialect = DIALECTS[request.scope["path"]](await body_of(request), session.chats)
-        while isinstance(dialect, Responses) and dialect.follows in session.conversations:
-            dialect.follow(session.conversations[dialect.follows])
-        chat = dialect.chat_request()
-        call = policy_call(chat, dialect.dropped)
-        completion = await _completion(request, session.calls, call, chat)
-        if chat.stream:
-            events = [part async for _, part in dialect.events(chunks_of(completion, chat.includes_usage))]
+        while isinstance(dialect, Responses) and (name := dialect.follows):
+            dialect.follow(session.conversations.get(name))
+        if isinstance(dialect, Responses) and dialect.body.generate is False:
+            events, stream = dialect.prepared(), dialect.body.stream
         else:
-            events = [dialect.answer(completion)]
+            chat = dialect.chat_request()
+            call, stream = policy_call(chat, dialect.dropped), chat.stream
+            completion = await _completion(request, session.calls, call, chat)
+            if stream:
+                chunks = chunks_of(completion, chat.includes_usage)
+                events = [part async for _, part in dialect.events(chunks)]
+            else:
+                events = [dialect.answer(completion)]
         if isinstance(dialect, Responses) and dialect.is_stored:
             session.conversations[dialect.response_id] = [
                 session.items.setdefault(json_key(item), item) for item in dialect.conversation()
             ]
-        if not chat.stream:
+        if not stream:
             return _behind(JSONResponse(events[0]), request, session.calls)
         return _behind(Response(_stream(events, dialect), media_type=EVENTS), request, session.calls)
 
@@ -264,7 +270,7 @@ def application(routes: Sequence[Route]) -> Starlette:
         )
 
     handlers = {TroupeError: failed, Exception: failed, 404: not_found, 405: not_found}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(ResponsesSocket)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +303,12 @@ def serve(app: Starlette, listening: socket.socket) -> Listener:
         listening.setsockopt(*option, value)
     server = uvicorn.Server(
         uvicorn.Config(
-            app, ws="none", log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            app,
+            ws_ping_interval=None,  # a busy program answers none, and connections have their own probes
+            log_level="error",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True)

@@ -51,7 +51,6 @@ from actors.gateway.server import (
     CALL_HEADER,
     COUNT_PATH,
     DIALECTS,
-    MODELS_PATH,
     RETRY_HEADER,
     application,
     body_of,
@@ -60,6 +59,7 @@ from actors.gateway.server import (
     settled,
 )
 from actors.serving.keys import KEYS_VARIABLE, ApiKeys, read_keys, sent_keys, unknown_key
+from actors.serving.responses_socket import MODELS_PATH
 from environments.data.late_rewards import LateRewards
 from environments.rewards.base import MAX_REWARD, is_reward
 from policies.agent_api.context import SESSION_HEADER

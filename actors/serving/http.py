@@ -23,6 +23,7 @@ from actors.serving.errors import error_response, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import AdmissionPacing, HttpMiddleware
 from actors.serving.pinned import PinnedClient
+from actors.serving.responses_socket import ResponsesSocket
 from actors.serving.stored_responses import SharedResponses
 from environments.command_name import command_name
 from environments.data.recordings import Recordings
@@ -76,7 +77,8 @@ def _check_size(number: int) -> None:
 http = FastAPI(title="Troupe policy server")
 http.add_middleware(BodyLimit)
 http.add_middleware(AccessControl)
-http.add_middleware(AdmissionPacing)  # the last one comes first
+http.add_middleware(AdmissionPacing)
+http.add_middleware(ResponsesSocket)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)

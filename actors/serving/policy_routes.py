@@ -17,15 +17,16 @@ from pydantic_core import CoreSchema
 from actors.serving.errors import MESSAGES_PATH
 from actors.serving.http import replica, request_context, respond
 from actors.serving.recorded_chat import AnswerPlace, recorded_chat, unrecorded
+from actors.serving.responses_socket import AFTER
 from environments.data.canary import conversation_name
 from policies.agent_api.frontend import PREFIX
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import CHAT_PREFIX, Dialect, Json, read
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.messages_request import MessagesRequest
-from policies.model_api.dialects.responses import Responses
+from policies.model_api.dialects.responses import Compact, Responses
 from policies.model_api.dialects.responses_draft import ENDS
-from policies.model_api.dialects.responses_request import PolicyResponses
+from policies.model_api.dialects.responses_request import CompactRequest, PolicyResponses
 from policies.model_api.errors import InvalidRequestError
 from policies.model_api.frontend import Charge
 from policies.model_api.protocol import ChatRequest, CompletionRequest
@@ -70,15 +71,30 @@ async def responses(
         question, _ = read(ResponsesRequest, body)
         answers, charge = replica().agents.responses, _charge(question.model, request)
         return await respond(answers.respond(question, charge, request_context(request)), question.stream)
-    dialect, owner = Responses(body), request_context(request).owner
-    earlier = dialect.body.previous_response_id
-    while (name := dialect.follows) and (kept := await replica().responses.kept(owner, name)) is not None:
-        dialect.follow(kept[1])
-    chat = _routed(dialect.chat_request(), request)
-    parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, earlier), chat.stream)
+    return await _response(Responses(body), request)
+
+
+@policy_routes.post("/v1/responses/compact")
+async def compact(body: Annotated[Json, DescribedBy(CompactRequest)], request: Request) -> Response:
+    """OpenAI's compaction of a conversation, by the policy."""
+    return await _response(Compact(body), request)
+
+
+async def _response(dialect: Responses, request: Request) -> Response:
+    """The response of the policy, which is kept where the request wants that."""
+    owner, earlier = request_context(request).owner, dialect.body.previous_response_id
+    while name := dialect.follows:
+        kept = await replica().responses.kept(owner, name)
+        dialect.follow(kept and kept[1])
+    if dialect.body.generate is False:
+        parts = _prepared(dialect)
+    else:
+        chat = _routed(dialect.chat_request(), request)
+        after = request.scope["state"].get(AFTER) or earlier
+        parts = _answer(dialect, _chat(chat, request, dialect.id_prefix, after), chat.stream)
     if dialect.is_stored:
         parts = _store(dialect, parts, owner)
-    return await respond(parts, chat.stream, dialect)
+    return await respond(parts, dialect.body.stream, dialect)
 
 
 @policy_routes.post(MESSAGES_PATH)
@@ -106,6 +122,12 @@ async def _answer(dialect: Dialect, chunks: Parts, stream: bool | None) -> Parts
             return
         async for _, event in dialect.events(chunks):
             yield event
+
+
+async def _prepared(dialect: Responses) -> Parts:
+    """The parts of a response without an answer."""
+    for part in dialect.prepared(replica().openai.model(dialect.body.model)["policy_version"]):
+        yield part
 
 
 async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:

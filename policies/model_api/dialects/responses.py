@@ -10,10 +10,17 @@ from collections.abc import Iterator, Sequence
 
 from policies.model_api.dialects.base import CHAT_PREFIX, ChatReader, Dialect, Json, read
 from policies.model_api.dialects.errors import openai_error, renamed
-from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft
-from policies.model_api.dialects.responses_request import Conversation, PolicyResponses, messages_of
+from policies.model_api.dialects.responses_draft import REPEATED, ResponseDraft, usage_of
+from policies.model_api.dialects.responses_request import (
+    SUMMARY,
+    CompactRequest,
+    Conversation,
+    PolicyResponses,
+    messages_of,
+)
 from policies.model_api.errors import InvalidRequestError, no_earlier_response, request_error, why_not_kept
 from policies.model_api.limits import MAX_STORED
+from policies.model_api.messages import ChatMessage
 from policies.model_api.protocol import ChatRequest
 
 UNIQUE_NAMES = {
@@ -27,6 +34,14 @@ NAMES = {"messages": "input", **UNIQUE_NAMES}
 TOOL: Json = {"description": None, "parameters": None, "strict": None}
 """Fields that each tool of a response has."""
 
+PART: dict[str, Json] = {"input_image": {"detail": "auto"}}
+"""Fields that each part of a message has, by its type."""
+SUM_UP = (
+    "Sum our conversation up, so that you can go on with it from the summary alone: what was asked for, what "
+    "was done, found and decided, all names, numbers and texts that are needed again, and what is left. "
+    "Write nothing but the summary."
+)
+
 
 def responses_error(error: Exception) -> tuple[int, Json]:
     """Status and body of a failure, which names the field as the client knows it."""
@@ -39,7 +54,7 @@ def responses_error(error: Exception) -> tuple[int, Json]:
 
 
 class Responses(Dialect):
-    """A request of this API. One that names stored responses needs ``follow`` before it is answered.
+    """A request of this API. One that names stored responses needs ``follow`` before anything else.
 
     Raises:
         InvalidRequestError: the body cannot be read.
@@ -74,17 +89,19 @@ class Responses(Dialect):
         # An item's id is its response's between three letters at most and three digits.
         return f"resp_{missing[-1].partition('_')[2][:-3]}" if missing else None
 
-    def follow(self, conversation: Sequence[Json]) -> None:
+    def follow(self, conversation: Sequence[Json] | None) -> None:
         """Go on from the response that ``follows`` names, whose ``conversation`` this is.
 
         Raises:
-            InvalidRequestError: it has no item of the name that is looked up in it.
+            InvalidRequestError: it is not kept, or has no item of the name that is sought in it.
         """
         if self._earlier is None:
+            if conversation is None:
+                raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
             self._earlier = conversation
-        missing, known = self._missing(), {item["id"]: item for item in conversation if "id" in item}
+        missing, known = self._missing(), {item["id"]: item for item in conversation or () if "id" in item}
         self._items = [known.get(each.get("id"), each) if _is_name(each) else each for each in self._items]
-        if missing and missing == self._missing():
+        if missing and (conversation is None or missing == self._missing()):
             raise _no_item(missing[-1])
 
     def _missing(self) -> list[str]:
@@ -100,13 +117,15 @@ class Responses(Dialect):
         """All items up to the end of the answer, which is complete."""
         return [*(self._earlier or ()), *self._items, *self._draft.output]
 
+    def prepared(self, version: int = 0) -> list[Json]:
+        """The parts of a response without an answer, to go on from: that of ``generate: false``."""
+        self._draft.version = version
+        events = self._draft.prepared()
+        return events if self.body.stream else [self._draft.response]
+
     def chat_request(self) -> ChatRequest:
         body = self.body
-        if self._earlier is None:
-            raise no_earlier_response(str(body.previous_response_id), MAX_STORED)
-        if missing := self._missing():
-            raise _no_item(missing[-1])
-        items = read(Conversation, {"items": [*self._earlier, *self._items]})[0].items
+        items = read(Conversation, {"items": [*(self._earlier or ()), *self._items]})[0].items
         orders = [{"role": "system", "content": body.instructions}] if body.instructions else []
         choice, form = body.tool_choice, body.text and body.text.format
         return self._chats.read_fields(
@@ -143,6 +162,42 @@ def _no_item(name: str) -> InvalidRequestError:
     )
 
 
+class Compact(Responses):
+    """A request for a shorter conversation: its messages, and a summary of the rest by the policy itself.
+
+    https://developers.openai.com/api/docs/guides/compaction
+    """
+
+    def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
+        given, dropped = read(CompactRequest, body)
+        super().__init__({**given.model_dump(exclude_none=True), "store": False}, chats)
+        self.dropped = dropped
+
+    def chat_request(self) -> ChatRequest:
+        chat = super().chat_request()
+        last = ChatMessage(role="user", content=SUM_UP)
+        return chat.model_copy(update={"messages": [*chat.messages, last]})
+
+    def answer(self, completion: Json) -> Json:
+        response = super().answer(completion)
+        number = response["id"].removeprefix(self.id_prefix)
+        kept: list[Json] = []
+        for item in self.conversation():
+            if item["type"] == "message" and item["role"] != "assistant":
+                content = item["content"]
+                parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+                named = {"id": f"msg_{number}{len(kept):03d}", "status": "completed", **item}
+                kept.append({**named, "content": [PART.get(part["type"], {}) | part for part in parts]})
+        texts = [part["text"] for item in self._draft.output for part in item.get("content", ())]
+        summary = {"id": f"cmp_{number}", "encrypted_content": SUMMARY + "".join(texts)}
+        return {
+            **{name: response[name] for name in ("id", "created_at", "usage", "policy_version")},
+            "object": "response.compaction",
+            "output": [*kept, {"type": "compaction", **summary}],
+            **self._draft.recorded,
+        }
+
+
 class _Draft(ResponseDraft):
     """The response to a request, which it repeats; its id is that of the chat completion."""
 
@@ -165,3 +220,8 @@ class _Draft(ResponseDraft):
         begun = {"id": f"{Responses.id_prefix}{number}", "created_at": part["created"], **self.recorded}
         self.response |= begun
         return super().begin(part)
+
+    def prepared(self) -> list[Json]:
+        """The events of a response without an answer."""
+        ended = {"usage": usage_of(0, 0), "policy_version": self.version}
+        return [*super().begin({}), self.finish(is_whole=True, **ended)]

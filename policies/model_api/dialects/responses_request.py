@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from policies.model_api.dialects.base import Part, Picture, chat_content, readable, served
+from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import PICTURE, TEXT, Body, Json, Text, kind_of, pictures_by
 from policies.model_api.protocol import MAX_SEED
@@ -159,14 +169,34 @@ class ItemReference(Body):
     id: str
 
 
-ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+SUMMARY = "Summary of the conversation so far:\n"
+"""Beginning of all summaries, by which those of other servers are told from them."""
+
+
+class Compaction(Part):
+    """A summary of what was before it, which the policy has written: see ``Compact``."""
+
+    harmless = frozenset({"id", "created_by"})
+    type: Literal["compaction"]
+    encrypted_content: Text
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _check_origin(cls, value: str) -> str:
+        if not value.startswith(SUMMARY):
+            raise ValueError("another server has written it, and only that can read it: leave the item out")
+        return value
+
+
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference", "compaction")
 # Tags are no fields: their spaces keep them out of the places that errors name.
 Item = Annotated[
     Annotated[Message, Tag("a message")]
     | Annotated[FunctionCall, Tag("a function_call")]
     | Annotated[FunctionCallOutput, Tag("a function_call_output")]
     | Annotated[Reasoning, Tag("a reasoning")]
-    | Annotated[ItemReference, Tag("a item_reference")],
+    | Annotated[ItemReference, Tag("a item_reference")]
+    | Annotated[Compaction, Tag("a compaction")],
     Discriminator(lambda item: f"a {kind_of(item) or 'message'}"),
     served("an item", (None, "", *ITEMS), f": send the items {', '.join(ITEMS)}"),
 ]
@@ -236,7 +266,12 @@ class PolicyResponses(ResponsesFields, Part):
         {"client_metadata", "include", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention"}
         | {"service_tier"}
     )
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    generate: bool | None = None
+    """False for a response without an answer, from which a later request goes on."""
+    input: Annotated[
+        Text | Annotated[list[Item], Field(max_length=MAX_MESSAGES)],
+        Field(default_factory=list, validate_default=True),
+    ]
     tools: list[Annotated[FunctionTool, FUNCTIONS]] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -247,6 +282,14 @@ class PolicyResponses(ResponsesFields, Part):
     chat_template_kwargs: Json | None = None
     policy_version: int | None = None
     """The version that has to answer."""
+
+    @field_validator("input")
+    @classmethod
+    def _check_input(cls, value: str | list[Item], info: ValidationInfo) -> str | list[Item]:
+        goes_on = info.data.get("previous_response_id") or info.data.get("generate") is False
+        if value == [] and not goes_on:
+            raise ValueError("there is none: send a text, or items")
+        return value
 
     def ignored(self) -> set[str]:
         """Return the fields that are set and change nothing."""
@@ -260,6 +303,18 @@ class PolicyResponses(ResponsesFields, Part):
         return [item.model_dump(exclude_none=True) for item in self.input]
 
 
+class CompactRequest(Part):
+    """The body of ``POST /v1/responses/compact``; its fields are those of ``PolicyResponses``."""
+
+    harmless = frozenset(
+        {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
+    )
+    model: str
+    previous_response_id: str | None = None
+    instructions: str | None = None
+    input: Any = None
+
+
 class Conversation(BaseModel):
     """Items of a conversation in their order, as ``messages_of`` reads them."""
 
@@ -267,12 +322,23 @@ class Conversation(BaseModel):
 
 
 def messages_of(items: Iterable[Item]) -> list[Json]:
-    """The messages of a chat: what an answer has said, thought and called in a row is one message of it."""
+    """The messages of a chat: what an answer has said, thought and called in a row is one message of it.
+
+    Raises:
+        InvalidRequestError: a result is of no call before it.
+    """
     messages: list[Json] = []
+    calls: set[str] = set()
     has_text_last = False
     for item in items:
         match item:
             case FunctionCallOutput():
+                if item.call_id not in calls:
+                    raise InvalidRequestError(
+                        f"The function_call_output of {item.call_id!r} has no function_call before it: send "
+                        "that item of the answer too, or the previous_response_id of the answer.",
+                        param="input",
+                    )
                 content = chat_content(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             case Message() if item.role != "assistant":
@@ -282,6 +348,8 @@ def messages_of(items: Iterable[Item]) -> list[Json]:
                 if is_first or (has_text_last and item.type == "message"):
                     messages.append({"role": "assistant", "content": None})
                 _add_to_answer(messages[-1], item)
+                if item.type == "function_call":
+                    calls.add(item.call_id)
         has_text_last = item.type == "message"
     return messages
 
@@ -294,5 +362,7 @@ def _add_to_answer(answer: Json, item: Item) -> None:
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             answer.setdefault("tool_calls", []).append(call)
+        case Compaction():
+            answer["content"] = (answer["content"] or "") + item.encrypted_content
         case Message():
             answer["content"] = (answer["content"] or "") + text_of(item.content)

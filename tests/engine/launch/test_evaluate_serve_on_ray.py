@@ -27,6 +27,8 @@ from machine import free_port
 from openai import AsyncOpenAI, ConflictError, NotFoundError, OpenAI
 from trained_run import make_run
 from transformers_reference import load, token_logprobs
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from environments import read_trajectories
 from launch import evaluate
@@ -144,9 +146,12 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
                 found = torch.tensor(choice.logprobs.token_logprobs)
                 torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         version_on_trial_samples_for_the_agent(client, tmp_path / "recordings")
+        idle = websocket_goes_through_the_proxy(client, port)
         command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
         rest, _ = command.communicate(timeout=300)
         assert (command.returncode, "Traceback" in rest) == (0, False), rest
+        with pytest.raises(ConnectionClosed):
+            idle.recv()
     finally:
         watchdog.cancel()
         command.kill()
@@ -164,6 +169,34 @@ def agent_answers(client: OpenAI) -> None:
     response = client.responses.create(model="agent/calculator", input=question, timeout=200)
     assert response.output[0].type == "message" and response.usage.output_tokens > 0
     assert client.responses.retrieve(response.id).output_text == response.output_text
+
+
+def websocket_goes_through_the_proxy(client: OpenAI, port: int) -> ClientConnection:
+    """A conversation of store=false over a websocket, and a compaction; return the open connection."""
+    address, headers = f"ws://127.0.0.1:{port}/v1", {"authorization": f"Bearer {KEY}"}
+    for path, key, status in (("/responses", {}, "401"), ("/none", headers, "404")):
+        with pytest.raises(InvalidStatus, match=status), connect(address + path, additional_headers=key):
+            pass
+    unrecorded = {"x-troupe-record": "no"}
+    opened = connect(f"{address}/responses", additional_headers=headers | unrecorded)
+
+    def ask(given: str, before: str | None = None) -> dict[str, Any]:
+        frame = {"type": "response.create", "model": "policy", "max_output_tokens": 4, "store": False}
+        opened.send(json.dumps({**frame, "input": given, "previous_response_id": before}))
+        events = [json.loads(opened.recv(60))]
+        while events[-1]["type"] not in ("response.completed", "response.incomplete"):
+            assert events[-1]["type"] != "error", events[-1]
+            events.append(json.loads(opened.recv(60)))
+        return dict(events[-1]["response"])
+
+    first = ask("1")
+    second = ask("2", first["id"])
+    num_read = [each["usage"]["input_tokens"] for each in (first, second)]
+    assert num_read[0] < num_read[1]
+    assert second["recorded"] is False
+    shorter = client.responses.compact(model="policy", input="1", extra_headers=unrecorded)
+    assert [each.type for each in shorter.output] == ["message", "compaction"]
+    return opened
 
 
 def version_on_trial_samples_for_the_agent(client: OpenAI, recordings: Path) -> None:

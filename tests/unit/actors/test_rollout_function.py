@@ -1221,6 +1221,25 @@ async def solve_by_named_items(task: dict[str, Any], client: PolicyClient) -> fl
     return float(second.output_text == "It is 46.")
 
 
+async def solve_by_websocket(task: dict[str, Any], client: PolicyClient) -> float:
+    async with client.openai.responses.connect() as connection:
+
+        async def asked(**fields: Any) -> Any:
+            frame: Any = {"type": "response.create", "model": "gpt-9", "tools": [RESPONSES_TOOL], **fields}
+            await connection.send({**frame, "store": False})
+            async for event in connection:
+                if event.type in ("response.completed", "error"):
+                    return event.response
+            return None
+
+        ready = await asked(input=task["question"], generate=False)
+        first = await asked(input=[], previous_response_id=ready.id)
+        (call,) = [each for each in first.output if each.type == "function_call"]
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "46"}
+        second = await asked(input=[output], previous_response_id=first.id)
+    return float(second.output_text == "It is 46." and not ready.output)
+
+
 async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float:
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     first = await client.anthropic.messages.create(
@@ -1257,8 +1276,8 @@ async def solve_by_the_runner_of_anthropic(task: dict[str, Any], client: PolicyC
 @pytest.mark.parametrize(
     "rollout",
     [
-        *(solve_by_responses, solve_by_stored_responses, solve_by_named_items, solve_by_messages),
-        solve_by_the_runner_of_anthropic,
+        *(solve_by_responses, solve_by_stored_responses, solve_by_named_items, solve_by_websocket),
+        *(solve_by_messages, solve_by_the_runner_of_anthropic),
     ],
     ids=lambda each: each.__name__,
 )
@@ -1273,6 +1292,34 @@ def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) 
         "foreign_answers": 0.0,
         "unseen_answers": 0.0,
     }
+
+
+def test_compaction_is_a_call_of_its_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        create = client.openai.responses.create
+        first = await create(model="m", input="a")
+        second = await create(model="m", input="b", previous_response_id=first.id)
+        shorter = await client.openai.responses.compact(model="m", previous_response_id=second.id)
+        given: Any = [*(each.model_dump(exclude_none=True) for each in shorter.output)]
+        third = await create(model="m", input=[*given, {"role": "user", "content": "c"}])
+        return float(third.output_text == "You said c")
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, echo, requests)
+    assert trajectory.reward == 1.0
+    assert [step.info["branch"] for step in trajectory.steps] == ["", "", "", "history compacted"]
+    (prompt,) = [str(each) for each in requests[-1:]]
+    assert "Summary of the conversation so far:\\nYou said Sum our conversation up" in prompt
+
+
+def test_stranger_has_no_websocket_of_the_gateway() -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    address = gateway().url.replace("http", "ws", 1)
+    for path in ("/v1/responses", "/v1/other"):
+        with pytest.raises(InvalidStatus, match=r"401|404"), connect(address + path):
+            pass
 
 
 def test_tokens_are_counted_as_the_next_call_reads_them() -> None:

@@ -30,6 +30,7 @@ from machine import free_port, wait_until
 from ray.util import get_node_ip_address
 from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
+from websockets.exceptions import InvalidStatus
 
 from actors.gateway import session_server
 from actors.gateway.calls import ProgramCalls
@@ -182,6 +183,32 @@ def test_name_opens_one_session_by_its_first_call(
             client.chat.completions.create(model="m", messages=QUESTION)
     reward(http, session := claim(http), error="none")
     assert session["id"] != opened["id"] and waiting.exception(30) is not None
+
+
+def test_program_elsewhere_plays_its_task_over_a_websocket(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    rollout = start()
+    with named(server, "run-9") as client, client.responses.connect() as connection:
+        before: dict[str, str] = {}
+        for text in ("a", "b"):
+            connection.response.create(model="m", input=text, store=False, **before)
+            (response,) = [each.response for each in _until_completed(connection)]
+            assert response.output_text == f"You said {text}"
+            before = {"previous_response_id": response.id}
+        assert http.post("/sessions/run-9/reward", json={"reward": 0.5}).status_code == 200
+    trajectory = rollout.result(30)
+    assert (trajectory.reward, len(trajectory.steps)) == (0.5, 2)
+    assert len(training_samples(trajectory)) == 1, "the second has what the first has said"
+    with named(server, "a/b") as client, pytest.raises(InvalidStatus, match="400"):
+        client.responses.connect().enter()
+
+
+def _until_completed(connection: Any) -> Iterator[Any]:
+    for event in connection:
+        if event.type == "response.completed":
+            yield event
+            return
 
 
 def test_conversation_that_goes_on_has_the_length_of_a_whole_one(

@@ -162,6 +162,7 @@ def test_dialects_show_the_same_picture() -> None:
     named = {**block, "source": {"type": "url", "url": IMAGE["image_url"]}, "cache_control": {}}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [block], "is_error": True}
     auto = {"type": "image_url", "image_url": {**picture["image_url"], "detail": "auto"}}
+    made = {"type": "function_call", "call_id": "1", "name": "draw", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "1", "output": [IMAGE]}
     asked = {"type": "input_text", "text": text["text"]}
     shown = {"role": "user", "content": [picture, text]}
@@ -169,7 +170,7 @@ def test_dialects_show_the_same_picture() -> None:
         (Chat({"model": "tiny", "messages": [{"role": "user", "content": [auto, text]}]}), shown),
         (responses([{"role": "user", "content": [IMAGE | {"detail": "auto"}, asked]}]), shown),
         (messages([{"role": "user", "content": [named, text]}]), shown),
-        (responses([output]), {"tool_call_id": "1", "role": "tool", "content": [picture]}),
+        (responses([made, output]), {"tool_call_id": "1", "role": "tool", "content": [picture]}),
         (
             messages([{"role": "user", "content": [result]}]),
             {
@@ -374,7 +375,7 @@ def test_conversation_goes_on_only_from_one_that_is_known() -> None:
     asyncio.run(sampled(first, "46"))
     second = responses("Twice that?", previous_response_id="resp_1", instructions="Be brief.")
     with pytest.raises(InvalidRequestError, match="resp_1"):
-        second.chat_request()
+        second.follow(None)
     second.follow(first.conversation())
     roles = [(message.role, message.content) for message in second.chat_request().messages[:3:2]]
     assert roles == [("system", "Be brief."), ("assistant", "46")]
@@ -388,7 +389,7 @@ def test_named_items_are_those_of_the_responses_before() -> None:
     names, question = [named(each) for each in answer["output"]], {"role": "user", "content": "12+34?"}
     second = responses([question, *names, result], tools=[FUNCTION])
     with pytest.raises(InvalidRequestError, match=f"no item {names[-1]['id']!r} .* Send the item itself"):
-        second.chat_request()
+        second.follow(None)
     assert second.follows == first.response_id
     second.follow(first.conversation())
     whole = responses([question, *answer["output"], result], tools=[FUNCTION])
@@ -405,6 +406,27 @@ def test_named_items_are_those_of_the_responses_before() -> None:
 
 def named(item: Json) -> Json:
     return {"type": "item_reference", "id": item["id"]}
+
+
+def test_result_without_its_call_is_an_error() -> None:
+    """As at OpenAI: a chat template would show the model a result of nothing."""
+    output = {"type": "function_call_output", "call_id": "call_7", "output": "46"}
+    call = {"type": "function_call", "call_id": "call_7", "name": "add", "arguments": "{}"}
+    for given in ([output], [output, call]):
+        with pytest.raises(InvalidRequestError, match="'call_7' has no function_call before it") as caught:
+            responses(given).chat_request()
+        assert caught.value.param == "input"
+    assert len(responses([call, output]).chat_request().messages) == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": []}])
+def test_response_needs_an_input(fields: Json) -> None:
+    with pytest.raises(InvalidRequestError, match="input: there is none: send a text") as caught:
+        Responses({"model": "tiny", **fields})
+    assert caught.value.param == "input"
+    goes_on = Responses({"model": "tiny", "previous_response_id": "resp_1", **fields})
+    goes_on.follow(responses().body.items())
+    assert len(goes_on.chat_request().messages) == 1
 
 
 def test_prompt_is_counted_as_it_is_sampled_from() -> None:

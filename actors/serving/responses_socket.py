@@ -1,0 +1,232 @@
+"""Responses over a websocket, at servers of policies and gateways: each frame is a POST to the application.
+
+So keys, limits, counts and recordings hold for a frame as for any request, and a client is let in where its
+``GET /v1/models`` is answered. https://developers.openai.com/api/docs/guides/websocket-mode
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.serving.errors import error_form, reject
+from policies.model_api.dialects.base import DONE
+from policies.model_api.dialects.responses_draft import ENDS
+from policies.model_api.errors import InvalidRequestError, RequestError, UnavailableError
+
+Json = dict[str, Any]
+
+logger = logging.getLogger("ray.serve")
+RESPONSES_PATH, MODELS_PATH = "/v1/responses", "/v1/models"
+CONNECTION_SECONDS = 3600.0
+"""Time after which a connection takes no further frame, as at OpenAI."""
+MAX_CONNECTIONS = 1000
+"""Open connections of an application: each may hold a conversation as large as a body."""
+AFTER = "after"
+"""Key in a request's ``state``: the response that it goes on from, though its ``input`` has all of that."""
+
+
+class ResponsesSocket:
+    """ASGI middleware that answers websockets by requests to the application behind it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self._app(scope, receive, send)
+            return
+        self._num_open += 1
+        try:
+            await receive()  # the handshake
+            if self._num_open > MAX_CONNECTIONS:
+                error = UnavailableError(f"{MAX_CONNECTIONS} connections are open: try again.", retry_after=1)
+                await reject(error, scope, receive, send)
+            else:
+                await _Connection(self._app, scope, send).serve(receive)
+        finally:
+            self._num_open -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The last response with ``store: false``, from which only its own connection goes on."""
+
+    response_id: str | None = None
+    after: str | None = None
+    """The response before ``items``, which the application keeps."""
+    items: Sequence[Json] = ()
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A client's connection, whose frames are answered one after the other."""
+
+    app: ASGIApp
+    scope: Scope
+    send: Send
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    newest: _Newest = _Newest()
+
+    async def serve(self, receive: Receive) -> None:
+        """Answer frames until the client goes, or has been there for too long."""
+        is_admitted = False
+
+        async def admit(message: Message) -> None:
+            nonlocal is_admitted
+            is_admitted |= message.get("status") == 200
+            if not is_admitted:
+                await self.send({**message, "type": f"websocket.{message['type']}"})
+
+        await self._request("GET", MODELS_PATH, b"", None, admit)
+        if not is_admitted:
+            return
+        await self.send({"type": "websocket.accept"})
+        frames: asyncio.Queue[str | bytes | None] = asyncio.Queue(maxsize=1)
+        reading = asyncio.create_task(self._read(receive, frames))
+        end = time.monotonic() + CONNECTION_SECONDS
+        try:
+            with suppress(TimeoutError):
+                while (frame := await asyncio.wait_for(frames.get(), end - time.monotonic())) is not None:
+                    await self._answer(frame)
+                return
+            error = InvalidRequestError(
+                f"A connection is open for {CONNECTION_SECONDS:g} s at most: open another one.",
+                code="websocket_connection_limit_reached",
+            )
+            await _Answer(self.send).fail(error)
+            await self.send({"type": "websocket.close", "code": 1000})
+        finally:
+            reading.cancel()
+
+    async def _read(self, receive: Receive, frames: asyncio.Queue[str | bytes | None]) -> None:
+        while (message := await receive())["type"] == "websocket.receive":
+            await frames.put(message.get("text") or message.get("bytes") or "")
+        self.gone.set()
+        await frames.put(None)
+
+    async def _answer(self, frame: str | bytes) -> None:
+        answer = _Answer(self.send)
+        try:
+            body = _body_of(frame)
+        except RequestError as error:
+            await answer.fail(error)
+            return
+        answer.earlier = earlier = body.get("previous_response_id")
+        before = self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
+        items = [*before.items, *_items_of(body.get("input"))]
+        whole = {**body, "previous_response_id": before.after, "stream": True}
+        if before.items:
+            whole["input"] = items
+        try:
+            await self._request("POST", RESPONSES_PATH, json.dumps(whole).encode(), earlier, answer.take)
+        except Exception as error:
+            logger.exception("A request over a websocket has failed.")
+            await answer.fail(error)
+        if answer.response is not None and body.get("store") is False:
+            items += answer.response["output"]
+            self.newest = _Newest(answer.response["id"], before.after, items)
+        elif answer.response is None and before is self.newest:
+            self.newest = _Newest()
+
+    async def _request(self, method: str, path: str, body: bytes, after: str | None, send: Send) -> None:
+        """Have the application answer a request, which comes with the headers of the handshake."""
+        own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+        request = {
+            **self.scope,
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},  # the end of a client comes as a message
+            "method": method,
+            "path": self.scope["path"].removesuffix(RESPONSES_PATH) + path,
+            "headers": [*(each for each in self.scope["headers"] if each[0] not in own), *own.items()],
+            "state": {**self.scope.get("state", {}), AFTER: after},
+        }
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if not whole:
+                await self.gone.wait()
+                return {"type": "http.disconnect"}
+            return whole.pop()
+
+        await self.app(request, receive, send)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer to a frame, made of the application's answer over HTTP."""
+
+    send: Send
+    earlier: str | None = None
+    """The response that the client goes on from."""
+    status: int = 200
+    rest: bytes = b""
+    """Bytes after the last whole event."""
+    response: Json | None = None
+    """The response, once it is complete."""
+
+    async def take(self, message: Message) -> None:
+        """Take in a part of the answer over HTTP."""
+        self.status = message.get("status", self.status)
+        self.rest += message.get("body", b"")
+        if self.status != 200:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                await self._send_error(self.status, json.loads(self.rest)["error"])
+            return
+        *events, self.rest = self.rest.split(b"\n\n")
+        for event in events:
+            data = event.partition(b"data: ")[2]
+            if data != DONE.encode():
+                await self._pass_on(json.loads(data))
+
+    async def fail(self, error: Exception) -> None:
+        """End by an error."""
+        status, body = error_form(error, RESPONSES_PATH)
+        await self._send_error(status, body["error"])
+
+    async def _pass_on(self, event: Json) -> None:
+        if "type" not in event:  # it has failed after its first event, with which its status was sent
+            status = 500 if event["error"]["type"] == "server_error" else 400
+            await self._send_error(status, event["error"])
+            return
+        if "response" in event:
+            event["response"]["previous_response_id"] = self.earlier
+            if event["type"] in ENDS:
+                self.response = event["response"]
+        await self.send({"type": "websocket.send", "text": json.dumps(event)})
+
+    async def _send_error(self, status: int, error: Json) -> None:
+        named = {**error, "code": error["code"] or error["type"]}  # clients want a text there
+        event = {"type": "error", "status": status, "error": named}
+        await self.send({"type": "websocket.send", "text": json.dumps(event)})
+
+
+def _body_of(frame: str | bytes) -> Json:
+    """The body of the request that a frame is. Raises ``InvalidRequestError``."""
+    try:
+        body = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The frame is no JSON: {error}.") from error
+    if not isinstance(body, dict) or body.pop("type", None) != "response.create":
+        raise InvalidRequestError(
+            'No other frames are served than {"type": "response.create", "model": ...}.', param="type"
+        )
+    if body.pop("stream", True) is not True:
+        raise InvalidRequestError("stream: all answers are streams here: leave it out.", param="stream")
+    return body
+
+
+def _items_of(given: Any) -> list[Any]:
+    """The items of an ``input``; what is no list of them is an item that the application refuses."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return given if isinstance(given, list) else [] if given is None else [given]
