@@ -15,7 +15,8 @@ SAMPLING = {"temperature", "top_p", "top_k", "max_tokens", "seed"}
 TAKEN = {
     *SAMPLING,
     *("model", "messages", "stream", "stream_options", "max_completion_tokens"),
-    *("user", "safety_identifier", "prompt_cache_key", "metadata", "reasoning_effort"),
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("metadata", "reasoning_effort"),
     *("store", "service_tier", "logit_bias", "modalities"),
 }
 """Fields of a chat request that an agent acts on, or that it ignores. The rest is the agent's own."""

@@ -45,6 +45,7 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
+    "verbosity": ("medium",),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
 }
@@ -71,6 +72,8 @@ LikelyTokens = Annotated[StrictInt, Field(ge=0, le=MAX_LIKELY_TOKENS)]
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted and ignored: no chunk has padding."""
 
 
 class JsonSchema(Body):
@@ -125,9 +128,10 @@ class SamplingRequest(Body):
     cap_max_tokens: bool | None = None
     """Troupe's: whether a ``max_tokens`` beyond the room of the context means that room, and is no error."""
     user: str | None = None
-    """Accepted and ignored, as the next two: they are about OpenAI's customer and cache."""
+    """Accepted and ignored, as the next three: they are about OpenAI's customer and cache."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Accepted and ignored: notes beside a stored answer, and none is stored."""
     store: Annotated[bool | None, _only(False)] = None
@@ -218,6 +222,7 @@ class ChatRequest(SamplingRequest):
     """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _only(["text"])] = None
+    verbosity: Annotated[str | None, _only("medium")] = None
     reasoning_effort: Text | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None

@@ -177,8 +177,9 @@ class Chat(Dialect):
     def __init__(self, body: Json, chats: ChatReader | None = None) -> None:
         super().__init__(body, chats)
         self._request = self._chats.read(body)
-        ignored = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
-        self.dropped = tuple(name for name in ignored if getattr(self._request, name) is not None)
+        ignored = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user", "metadata")
+        names = sorted((*ignored, "service_tier", "store", "verbosity"))
+        self.dropped = tuple(name for name in names if getattr(self._request, name) is not None)
 
     def chat_request(self) -> ChatRequest:
         return self._request

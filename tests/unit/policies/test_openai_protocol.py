@@ -404,7 +404,9 @@ def test_usage_comes_last_if_asked_for() -> None:
     from openai.types.chat import ChatCompletionChunk
 
     reply = ids_of("46")
-    parts = chat(FakeEngine(reply), stream=True, stream_options={"include_usage": True})
+    parts = chat(
+        FakeEngine(reply), stream=True, stream_options={"include_usage": True, "include_obfuscation": False}
+    )
     last = ChatCompletionChunk.model_validate(parts[-1])
     assert last.choices == []
     assert last.usage is not None
@@ -770,6 +772,7 @@ def test_what_clients_send_by_default_changes_nothing() -> None:
     defaults = {name: values[0] for name, values in NO_EFFECT.items()}
     defaults |= {"store": False, "service_tier": "auto", "logit_bias": {}, "modalities": ["text"]}
     ignored = {"metadata": {"run": "12"}, "safety_identifier": "somebody", "prompt_cache_key": "tasks"}
+    ignored |= {"prompt_cache_retention": "24h"}
     plain, (answer,) = chat(engine)[0], chat(engine, **defaults, **ignored)
     assert engine.requests[0] == engine.requests[1]
     assert answer["choices"] == plain["choices"]
