@@ -53,7 +53,7 @@ def test_new_rewards_are_shown_and_written(
         "4 of 6 rewards are others, and their mean is 0.6583 instead of 0.6667; "
         "1 rollouts became successes, 2 are none any more.\n"
         f"6 rollouts to 3 prompts. Learn from them by run.replay={tmp_path / 'b'} run.num_steps=3 "
-        "rollout.groups_per_step=1.\n"
+        "rollout.groups_per_step=1 algorithm.correction.level=token: other weights have sampled them.\n"
     )
     written = [each for step in (1, 2, 3) for each in recorded_groups(tmp_path / "b", step)]
     assert [[each.reward for each in one.trajectories] for one in written] == [[0.5, 1], [1, 0.25], [1, 0.2]]
