@@ -108,8 +108,10 @@ def judged_canary(
 def _on_trial(folder: Path) -> Canary:
     canary = read_canary(folder)
     if canary is None or canary.state != TRIAL:
-        ended = "" if canary is None else f" ({canary.version} was {canary.state})"
-        raise ConfigError(f"No canary is on trial in {folder}{ended}: start one.")
+        ended, remedy = "" if canary is None else f" ({canary.version} was {canary.state})", "start one"
+        if canary is not None and canary.state == PROMOTED:
+            remedy = f"delete {folder / FILE} to have the model answer again"
+        raise ConfigError(f"No canary is on trial in {folder}{ended}: {remedy}.")
     return canary
 
 

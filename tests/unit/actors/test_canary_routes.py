@@ -218,6 +218,8 @@ def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["start", str(tmp_path), "tiny@2"]) == main(["end", str(tmp_path), "promote"]) == 0
     assert main(["start", str(tmp_path), "tiny@3"]) == 2
     assert "tiny@2 was promoted" in capsys.readouterr().err
+    assert main(["end", str(tmp_path), "roll-back"]) == 2
+    assert f"delete {tmp_path / 'canary.json'} to have the model answer again" in capsys.readouterr().err
 
 
 def test_results_of_other_tasks_are_rejected(
