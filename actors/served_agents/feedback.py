@@ -20,7 +20,7 @@ class FeedbackRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    score: Annotated[float, Field(ge=-1, le=1)] | None = None
+    score: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
     thumb: Literal["up", "down"] | None = None
     """Stands for the score 1 or -1."""
     comment: Annotated[str, Field(max_length=MAX_COMMENT)] = ""

@@ -227,7 +227,7 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     Those are left out whose conversation has an earlier answer that is not recorded any more.
 
     Raises:
-        ConfigError: the folder has no recordings, or its rules do not name ``reader``.
+        ConfigError: the folder has no recordings, its rules do not name ``reader``, or it cannot be written.
         DatasetError: a file holds something else.
     """
     folder = Path(folder)
@@ -249,7 +249,13 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     read.sort(key=lambda each: (each.answer.created, each.answer.answer_id))
     ids = [each.answer.answer_id for each in read]
     reading = Reading(reader=reader, time=int(time.time()), answers=ids)
-    _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
+    try:
+        _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
+    except OSError as error:
+        raise ConfigError(
+            f"The use of {folder} cannot be noted ({error}), and a deletion has to name it: let {reader!r} "
+            f"write into {folder / READINGS}."
+        ) from error
     # A deletion that has not found the reading has deleted its answers before that: they are not used.
     return [each for each in read if kept.has(each.answer.answer_id)]
 

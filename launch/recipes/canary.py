@@ -87,8 +87,8 @@ def judged_canary(
 
     Raises:
         ConfigError: ``margin`` is none, there is no open trial, ``reader`` may not read the recordings, the
-            version in service has changed since the trial began, or the results are not of the same tasks,
-            or in the other order.
+            version in service has changed since the trial began, another trial has begun meanwhile, or the
+            results are not of the same tasks, or in the other order.
         DatasetError: a file is none of results.
     """
     if not 0 <= margin < math.inf:
@@ -98,7 +98,8 @@ def judged_canary(
     feedback = difference(*(_scores(recordings, canary, is_its) for is_its in (True, False)))
     success = None if held_out is None else _held_out_difference(canary, *held_out)
     state, reason = decide(feedback, success, margin)
-    _on_trial(folder)  # nobody has ended it while this has read
+    if _on_trial(folder) != canary:  # somebody has ended it while this has read, and has started another
+        raise ConfigError(f"Another trial has begun in {folder} meanwhile: judge that one.")
     canary = replace(canary, state=state, reason=reason)
     if state != TRIAL:
         canary.write(folder)
@@ -108,8 +109,10 @@ def judged_canary(
 def _on_trial(folder: Path) -> Canary:
     canary = read_canary(folder)
     if canary is None or canary.state != TRIAL:
-        ended = "" if canary is None else f" ({canary.version} was {canary.state})"
-        raise ConfigError(f"No canary is on trial in {folder}{ended}: start one.")
+        ended, remedy = "" if canary is None else f" ({canary.version} was {canary.state})", "start one"
+        if canary is not None and canary.state == PROMOTED:
+            remedy = f"delete {folder / FILE} to have the model answer again"
+        raise ConfigError(f"No canary is on trial in {folder}{ended}: {remedy}.")
     return canary
 
 

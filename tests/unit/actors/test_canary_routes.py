@@ -208,18 +208,24 @@ def test_results_in_the_other_order_decide_nothing(
     assert "Held-out success has fallen" in capsys.readouterr().out
 
 
-def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("starts_another", [False, True])
+def test_end_by_hand_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_another: bool) -> None:
     Recordings(tmp_path, keep_days=1.0).open()
     main(["start", str(tmp_path), "tiny@2"])
 
     def read_while_it_ends(folder: Path, reader: str) -> list[Recording]:
         assert main(["end", str(folder), "roll-back"]) == 0
+        if starts_another:
+            assert main(["start", str(folder), "tiny@3"]) == 0
         return []
 
     monkeypatch.setattr(canary_recipe, "read_recordings", read_while_it_ends)
-    assert main(["judge", str(tmp_path)]) == 2
-    ended = read_canary(tmp_path)
-    assert ended is not None and (ended.state, ended.reason) == (ROLLED_BACK, "By hand.")
+    files = (results(tmp_path / f"{name}.jsonl", number) for name, number in (("served", 40), ("canary", 0)))
+    assert main(["judge", str(tmp_path), "--held-out", *files]) == 2
+    found = read_canary(tmp_path)
+    assert found is not None and (found.version, found.state, found.reason) == (
+        ("tiny@3", TRIAL, "") if starts_another else ("tiny@2", ROLLED_BACK, "By hand.")
+    )
 
 
 def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +233,8 @@ def test_trial_does_not_end_a_promotion(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["start", str(tmp_path), "tiny@2"]) == main(["end", str(tmp_path), "promote"]) == 0
     assert main(["start", str(tmp_path), "tiny@3"]) == 2
     assert "tiny@2 was promoted" in capsys.readouterr().err
+    assert main(["end", str(tmp_path), "roll-back"]) == 2
+    assert f"delete {tmp_path / 'canary.json'} to have the model answer again" in capsys.readouterr().err
 
 
 def test_results_of_other_tasks_are_rejected(

@@ -189,6 +189,7 @@ def test_thumbs_are_scores_on_answers_of_chats(recorded: AgentServer, folder: Pa
         ({"score": 1, "thumb": "up"}, "either a score"),
         ({"score": 1.5}, "score"),
         ({"score": "NaN"}, "score"),
+        ({"score": False}, "score"),
         ({"thumb": "sideways"}, "thumb"),
         ({"thumb": "up", "comment": "x" * (MAX_COMMENT + 1)}, "comment"),
         ({"thumb": "up", "stars": 5}, "stars"),

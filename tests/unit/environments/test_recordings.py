@@ -197,6 +197,13 @@ def test_only_named_readers_read(recordings: Recordings, tmp_path: Path) -> None
         read_recordings(tmp_path)
 
 
+def test_use_that_cannot_be_noted_is_an_error(recordings: Recordings) -> None:
+    add_answer(recordings, ["Hi", "Ho"], 1.0)
+    (recordings.folder / "readings").rename(recordings.folder / "gone")
+    with pytest.raises(ConfigError, match=r"cannot be noted .* let 'training' write into"):
+        read_recordings(recordings.folder)
+
+
 def test_damaged_file_is_an_error_with_its_name(recordings: Recordings) -> None:
     answer_id, other = (add_answer(recordings, ["Hi", "Ho"], 1.0) for _ in range(2))
     path = recordings.folder / "answers" / f"{answer_id}.json"
