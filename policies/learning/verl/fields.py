@@ -64,7 +64,7 @@ QUANTIZATION = "quantization_config"
 """Field of ``learner.verl.model.override_config`` for a base in four bits beneath adapters (QLoRA)."""
 IN_FOUR_BITS: Mapping[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 """Value of that field, whose second part may be left out."""
-NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names that models have for the number of a layer's experts."""
 OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
 OF_GPUS = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")

@@ -148,6 +148,7 @@ def test_parameters_of_published_models_are_counted(shape: dict[str, Any], num_p
 
 TAKEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 640}
 SHARED = {**TAKEN, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+ERNIE = {"moe_k": 2, "moe_intermediate_size": 640, "moe_num_experts": 4, "moe_num_shared_experts": 2}
 LATENT = {
     **SHARED,
     "kv_lora_rank": 64,
@@ -167,6 +168,7 @@ LATENT = {
         ("qwen2_moe", {**TAKEN, "num_experts": 4, "shared_expert_intermediate_size": 320}),
         ("mixtral", {"num_experts_per_tok": 2, "num_local_experts": 4}),
         ("glm4_moe", SHARED),
+        ("ernie4_5_moe", ERNIE),
         ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
         ("deepseek_v3", {**LATENT, "q_lora_rank": 96}),
     ],

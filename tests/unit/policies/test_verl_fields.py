@@ -110,6 +110,8 @@ def test_base_in_four_bits_is_beneath_adapters() -> None:
     check_base(learner, "model.path='a'", {"num_experts": 1})
     with pytest.raises(ConfigError, match=r"model.path='a' has num_experts=8, .*leave learner.verl.model"):
         check_base(learner, "model.path='a'", {"text_config": {"num_experts": 8}})
+    with pytest.raises(ConfigError, match=r"model.path='a' has moe_num_experts=64, "):  # of Ernie 4.5
+        check_base(learner, "model.path='a'", {"moe_num_experts": 64})
 
 
 def test_heads_of_a_row_are_shared_out_evenly_among_ranks() -> None:
