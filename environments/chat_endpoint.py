@@ -20,6 +20,15 @@ MAX_FAULT = 500
 """Characters of a server's own words in an error."""
 
 
+def is_web_address(text: str) -> bool:
+    """Return whether ``text`` begins with http:// or https://, and a host and a port that there can be."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, for example
+        return False
+
+
 class Reply(NamedTuple):
     """The model's text, and what it has cost."""
 
@@ -51,9 +60,9 @@ class ChatEndpoint:
     408, 409, 429 or 5xx. All tries together should be shorter than ``rollout.timeout_seconds``."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_web_address(self.base_url):
             raise ConfigError("base_url is no web address: write it like http://localhost:8000/v1.")
+        parts = urlsplit(self.base_url)
         if parts.username or parts.password or parts.query:
             raise ConfigError(
                 f"base_url, of the host {parts.hostname}, has a user, a password or a query, which would "

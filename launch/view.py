@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from environments.chat_endpoint import is_web_address
 from environments.command_name import command_parser, explained
 from environments.errors import ConfigError
 from launch.reporting.tracker import METRICS
@@ -44,13 +44,6 @@ def run_folders(given: Sequence[str]) -> list[Path]:
     return folders
 
 
-def check_server(address: str) -> None:
-    """Raise ``ConfigError`` unless ``address`` can be that of a server."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--server {address} is no address of a server: write {SERVER}.")
-
-
 @explained()
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
@@ -62,7 +55,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     folders = run_folders(options.runs)
     check_address(HOST, options.port, "--port ")
-    check_server(options.server)
+    if not is_web_address(options.server):
+        raise ConfigError(f"--server {options.server} is no address of a server: write {SERVER}.")
     import uvicorn
 
     from launch.viewing.pages import application

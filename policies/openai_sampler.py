@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from environments.chat_endpoint import is_web_address
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.thoughts import is_unfinished, with_opening
 from environments.types import Completion
@@ -78,7 +79,7 @@ class OpenAISampler(Sampler):
         extra_body: Mapping[str, Any] | None = None,
         default_headers: Mapping[str, str] | None = None,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
+        if not is_web_address(base_url):
             raise ConfigError(
                 f"base_url={base_url!r} is no web address: write it like http://localhost:8000/v1."
             )

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from actors.settings import ServerConfig
 from environments.bounds import Bound, check_choice
+from environments.chat_endpoint import is_web_address
 from environments.errors import ConfigError
 from policies.model_api.errors import RequestError
 
@@ -179,15 +180,11 @@ def check_public_url(public_url: str | None) -> None:
     """Raise ``ConfigError`` where the address of a proxy among ``server.access.hosts`` is none."""
     if public_url is None:
         return
-    try:
-        parts = urlsplit(public_url)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if not is_web_address(public_url) or "?" in public_url or "#" in public_url:
         raise ConfigError(
             f"server.access.hosts has {public_url}, which is no address: write it like https://my.example/troupe."
         )
-    if parts.path.rstrip("/").endswith("/v1"):
+    if urlsplit(public_url).path.rstrip("/").endswith("/v1"):
         raise ConfigError(
             f"server.access.hosts has {public_url}: leave out /v1, which clients put behind it."
         )

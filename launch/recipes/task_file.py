@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from actors.gateway.function import RolloutFunction
 from actors.gateway.harbor_program import HarborProgram
@@ -25,6 +24,7 @@ from environments.adapters.openenv import (
     openenv_world,
 )
 from environments.adapters.openenv_server import end_server
+from environments.chat_endpoint import is_web_address
 from environments.data.conversation_file import read_conversations
 from environments.data.dataset_files import READERS
 from environments.data.datasets import Dataset, DatasetRegistry
@@ -178,7 +178,7 @@ def nemo_gym_workload(
     """
     if reward is not None:
         raise ConfigError(f"reward={reward} has no effect with agent={NEMO_GYM}{server}: the server judges.")
-    if not _is_address(server):
+    if not is_web_address(server):
         raise ConfigError(f"agent={NEMO_GYM}{server} has no address: write {NEMO_GYM}http://host:port.")
 
     def tasks(setting: str, name: object) -> Dataset:
@@ -196,14 +196,6 @@ def nemo_gym_workload(
         train_dataset=tasks("dataset", dataset).shuffle(seed),
         val_dataset=_held_out(held_out, tasks),
     )
-
-
-def _is_address(server: str) -> bool:
-    try:
-        parts = urlsplit(server)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, for example
-        return False
 
 
 def openenv_workload(server: str, seed: int) -> Workload:

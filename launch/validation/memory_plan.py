@@ -103,6 +103,8 @@ class ModelShape:
             held = next((int(text[each]) for each in NUM_EXPERTS if text.get(each)), 1)
             taken = min(held, int(text.get("num_experts_per_tok") or text.get("moe_k") or 1))
             width = int((held > taken and text.get("moe_intermediate_size")) or text["intermediate_size"])
+            shared = int(text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0)
+            num_dense = int(text.get("first_k_dense_replace") or text.get("moe_layer_start_index") or 0)
             attention = _latent_attention(text) if "kv_lora_rank" in text else _attention(text)
             return cls(
                 config=text,
@@ -113,10 +115,8 @@ class ModelShape:
                 shared_heads=attention[-2][1],
                 inner=taken * width,
                 experts=held / taken,
-                always=int(text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0) * width
-                + int(text.get("shared_expert_intermediate_size") or 0),
-                dense_inner=(int(text["intermediate_size"]),)
-                * int(text.get("first_k_dense_replace") or text.get("moe_layer_start_index") or 0),
+                always=shared * width + int(text.get("shared_expert_intermediate_size") or 0),
+                dense_inner=(int(text["intermediate_size"]),) * num_dense,
                 vocabulary=int(text["vocab_size"]),
                 tied=bool(text.get("tie_word_embeddings", "gemma" in str(text.get("model_type")))),
                 vision=_vision(config, hidden) if "vision_config" in config else (0, 0),

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
+from environments.chat_endpoint import is_web_address
 from environments.errors import ConfigError, EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ class ServerAddress:
             raise ConfigError(f"headers do not reach the command {self.command!r}: pass env, or a url.")
         if self.command is None and (self.args or self.env):
             raise ConfigError(f"args and env do not reach the url {self.url!r}: pass headers, or a command.")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"url={self.url!r} has to start with http:// or https://.")
+        if self.url is not None and not is_web_address(self.url):
+            raise ConfigError(
+                f"url={self.url!r} is no web address: it has to start with http:// or https://."
+            )
         if isinstance(self.args, str):
             raise ConfigError(f"args={self.args!r} is a text: pass a list, {self.args.split()!r}.")
         if not (self.start_seconds > 0 and self.timeout_seconds > 0):

@@ -295,6 +295,7 @@ def test_own_policy_server_takes_the_form_of_a_verdict() -> None:
     ("make", "sentence"),
     [
         (lambda: ChatEndpoint("localhost:8000", "m"), "no web address"),
+        (lambda: ChatEndpoint("http://[::1/v1", "m"), "no web address"),
         (lambda: ChatEndpoint("https://me:secret@host/v1", "m"), "host host, has a user, a password"),
         (lambda: ChatEndpoint("https://host/v1?key=secret", "m"), "its name into key_variable"),
         (lambda: Judge(ChatEndpoint("http://h", "m"), {}), r"rubric is \{\}"),

@@ -194,7 +194,7 @@ def test_without_a_policy_server_the_talk_says_how_to_get_one(run: Path) -> None
         assert f"Start one by `{command_name('serve')} " in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x/v1", "http:///v1", "http://[x/v1"])
 def test_address_that_is_none_of_a_server_is_an_error(
     address: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
