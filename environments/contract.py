@@ -109,7 +109,8 @@ def messages_faults(messages: Any) -> list[str]:
     for message in messages:
         if not isinstance(message, MAPPING) or not isinstance(message.get("role"), str):
             return [f"chat_completions holds {kind_of(message)}: write {MESSAGE}."]
-        if not isinstance(content := message.get("content"), CONTENT):
+        content, is_needed = message.get("content"), message["role"] != "assistant"  # which may call tools
+        if not isinstance(content, CONTENT) or (content is None and is_needed):
             return [f"chat_completions holds {kind_of(content)} as a content: write {MESSAGE}."]
     return []
 

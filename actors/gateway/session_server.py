@@ -89,14 +89,14 @@ class SessionServer:
         }
         try:
             listening = socket.create_server((host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self._key = _kept_key(_key_file(host, port))
             self._driver = HTTPConnection(host, port, timeout=ATTACH_SECONDS)
             if not self._key or not self._drives(given):
                 raise ConfigError(
                     f"Programs elsewhere cannot fetch their tasks at port {port} of {host} ({error}): choose "
-                    f"another one, such as {port + 1}, or end the program that has it. That of a killed "
-                    "run has it for some minutes, and serves a run that the same user starts there."
+                    f"another one, such as {min(port + 1, 65535)}, or end the program that has it. That of a "
+                    "killed run has it for some minutes, and serves a run that the same user starts there."
                 ) from error
         else:
             self._key, port = key, listening.getsockname()[1]

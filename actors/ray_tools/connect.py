@@ -78,13 +78,13 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
         with _inherited(missing):
             _start(num_cpus, options)
         return True
-    except ValueError as error:
-        if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
+    except ValueError:  # the CPUs of an existing cluster are not ours to set
+        if not joins_cluster():
             raise
     try:
         ray.init(**options, runtime_env={"env_vars": missing} if missing else None)
         return False
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # the latter for an address that is none
         raise unreachable(error) from error
 
 
@@ -174,7 +174,7 @@ def join(address: str | None) -> None:
     check_answers()
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:
         raise unreachable(error) from error
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from transformers import PreTrainedModel
+from verl.utils import fsdp_utils
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.utils.torch_functional import entropy_from_logits
@@ -256,6 +257,8 @@ def install() -> None:
     # One of verl's transports of weights, none of which is used here: it imports vLLM. To verl it is missing.
     modules: dict[str, Any] = sys.modules
     modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
+    # verl has a patch for models whose first base is ABC, which makes FSDP2 refuse peft's layers.
+    fsdp_utils.fully_shard_module = None
     sequence_parallel.install()
 
 

@@ -12,6 +12,7 @@ attention.
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +31,8 @@ from verl.utils.ulysses import (
 
 from environments.errors import ConfigError
 from policies.learning.settings import SEQUENCE_RANKS
+from policies.learning.verl.fields import SCALED_BY_LENGTH
 from policies.learning.verl.token_trees import SDPA, attend_along_paths, obstacle
-
-SCALED_BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary positions that transformers derives anew from the largest position of each pass."""
 
 
 def own_part() -> tuple[int, int]:
@@ -50,9 +49,11 @@ def of_all_ranks(values: torch.Tensor) -> torch.Tensor:
     group = get_ulysses_sequence_parallel_group()
     if group is None:
         return values
-    total = values.detach().clone()
-    dist.all_reduce(total, group=group)
-    return total + dist.get_world_size(group) * (values - values.detach())
+    total = values.clone()
+    if total.requires_grad:
+        total.register_hook(partial(torch.mul, other=dist.get_world_size(group)))
+    dist.all_reduce(total.detach(), group=group)  # in place, and no step of the derivative
+    return total
 
 
 def attend(

@@ -97,6 +97,10 @@ CASES = {
     "trees": Case(tree()),
     "small micro-batches": Case(tree(), LearnerConfig(micro_batch_tokens=120, verl=CHECKPOINTED)),
     "adapters": Case(learner=LearnerConfig(lora=LoRAConfig(rank=4), verl={"engine": {"fsdp_size": 1}})),
+    "adapter of the output layer": Case(
+        learner=LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"target_modules": "lm_head"}}),
+        model=llama(4, 1),
+    ),
     "one head of keys": Case(model=llama(4, 1)),
     "three heads of keys": Case(tree(), model=llama(6, 3)),
     "latent attention and experts": Case(tree(), model=("DeepseekV3", DEEPSEEK)),
@@ -226,6 +230,19 @@ def test_model_whose_rows_no_ranks_share_is_refused(
         named = rf"parallel_size=2 cannot be for a model of type '{config.model_type}': {reason}.*\. Leave it"
         with pytest.raises(ConfigError, match=named):
             check_model(model, config, 2, pictures)
+
+
+def test_logprob_of_minus_infinity_is_no_nan(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from policies.learning.verl import sequence_parallel
+
+    monkeypatch.setattr(
+        sequence_parallel, "get_ulysses_sequence_parallel_group", lambda: torch.distributed.group.WORLD
+    )
+    values = torch.tensor([-float("inf"), -2.0], requires_grad=True)
+    found = sequence_parallel.of_all_ranks(values)
+    assert found.tolist() == [-float("inf"), -2.0]
+    (found * torch.tensor([3.0, 5.0])).sum().backward()
+    assert values.grad is not None and values.grad.tolist() == [3.0, 5.0]
 
 
 def test_parts_of_a_layout_are_its_columns_cut_evenly(verl_on_cpu: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from actors.ray_tools import connect
 from actors.ray_tools.job import JOB
 from actors.serving import policy_app
 from actors.settings import ServedModel, ServerConfig
+from environments.errors import ConfigError
 
 
 def told_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -56,3 +58,13 @@ def test_replicas_get_the_variables_of_the_job_that_they_serve(monkeypatch: pyte
 
 def test_ray_still_marks_a_job_by_the_variable_that_we_look_for() -> None:
     assert JOB == constants.RAY_JOB_CONFIG_JSON_ENV_VAR
+
+
+@pytest.mark.parametrize("address", ["nope", "a:b", "127.0.0.1:70000"])
+@pytest.mark.parametrize("use", [connect.join, lambda address: connect.connect(num_cpus=1)])
+def test_address_of_no_cluster_is_named(
+    monkeypatch: pytest.MonkeyPatch, address: str, use: Callable[[str], object]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=rf"does not answer \(.*{address}.*correct the address"):
+        use(address)

@@ -165,6 +165,7 @@ def test_sampling_of_an_agent_that_no_engine_knows_is_named(sampling: Any) -> No
         (property(lambda self: ["hello"]), "holds 'hello'"),
         (property(lambda self: [{"content": "hello"}]), "write {'role'|write {\"role\""),
         (property(lambda self: [{"role": "user", "content": {"question": "?"}}]), "as a content"),
+        (property(lambda self: [{"role": "user"}]), "holds None as a content"),
     ],
 )
 def test_messages_that_no_model_reads_are_named(messages: Any, named: str) -> None:

@@ -1142,6 +1142,8 @@ def test_port_in_use_is_named_with_another_one(server: SessionServer) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"at port {port} of .* such as {port + 1}"):
         SessionServer(port)
+    with pytest.raises(ConfigError, match=r"at port 70000 of .* such as 65535"):
+        SessionServer(70000)
 
 
 def test_driver_that_finds_the_key_at_once_is_refused(
