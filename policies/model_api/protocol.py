@@ -45,6 +45,7 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
 }
