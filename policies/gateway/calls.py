@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.gateway.session import Json, PolicyCall
+from policies.gateway.session import PolicyCall
 from policies.model_api.errors import InvalidRequestError
-from policies.model_api.protocol import ChatRequest
+from policies.model_api.protocol import NO_EFFECT, ChatRequest
 from policies.sampler import SamplingParams
 
 OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")
 """Fields that programs always send, and that training sets for all of a run."""
-REFUSED: Json = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "min_tokens": 0,
-    "ignore_eos": False,
-    "stop_token_ids": [],
-    "structured_outputs": None,
-    "policy_version": None,
-    "continue_final_message": False,
-    "logprobs": False,
-    "chat_template_kwargs": {},
-}
-"""Fields that would change the tokens, or ask for more than a message, with the values that do not."""
+REFUSED = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "ignore_eos"),
+    *("stop_token_ids", "structured_outputs", "continue_final_message", "policy_version", "logprobs"),
+    "chat_template_kwargs",
+)
+"""Fields that would change the tokens, or ask for more than a message."""
 
 
 def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
@@ -37,8 +29,8 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
         InvalidRequestError: a field asks for what a rollout cannot do.
         ConfigError: a value cannot be sampled with.
     """
-    for name, nothing in REFUSED.items():
-        if getattr(body, name) not in (None, nothing):
+    for name in REFUSED:
+        if getattr(body, name) not in (None, *NO_EFFECT.get(name, ())):
             raise InvalidRequestError(f"A rollout takes no {name}: leave it out.", param=name)
     form = body.response_format.type if body.response_format else "text"
     if form == "json_schema":  # which nothing shows to the model

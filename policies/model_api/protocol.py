@@ -46,6 +46,7 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "verbosity": ("medium",),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
 }

@@ -52,7 +52,7 @@ from policies.agents.game import GameAgent
 from policies.gateway.calls import OF_THE_RUN, REFUSED
 from policies.gateway.session import PolicyCall
 from policies.learning.samples import training_samples
-from policies.model_api.protocol import ChatRequest
+from policies.model_api.protocol import NO_EFFECT, ChatRequest
 from policies.sampler import Sampler, SampleRequest, ScriptedSampler
 
 TASK = {"question": "What is 12+34?"}
@@ -448,7 +448,7 @@ def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], nam
         with pytest.raises(openai.BadRequestError, match=name) as caught:
             await say(client, "a", **fields)
         assert caught.value.param == name
-        await say(client, "a", frequency_penalty=0, extra_body={"repetition_penalty": 1.0, "min_tokens": 0})
+        await say(client, "a", extra_body={name: values[0] for name, values in NO_EFFECT.items()})
         return 1.0
 
     assert play(solve).reward == 1.0

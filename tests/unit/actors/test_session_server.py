@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from itertools import count
@@ -102,6 +102,7 @@ def start(server: SessionServer) -> Iterator[Callable[..., Future[Trajectory]]]:
     """Play a rollout of the server in the background."""
     with ThreadPoolExecutor(8) as threads:
         yield lambda **limits: threads.submit(play, server.rollout, **limits)
+        server.close()  # a test that has failed waits for no rollout
 
 
 def claim(http: httpx.Client) -> dict[str, Any]:
@@ -1185,15 +1186,17 @@ def test_program_that_dies_fails_its_rollout(monkeypatch: pytest.MonkeyPatch, ht
     """Its task is not judged: the fleet plays it again."""
     monkeypatch.setattr("actors.gateway.remote_program.SILENCE_CHECK_SECONDS", 0.05)
     server = SessionServer(port=0, silent_seconds=0.5)
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(1) as threads, closing(server):
         rollout = threads.submit(play, server.rollout)
         session = http.post(f"{server.url}/sessions").json()
         call(session, "a")
         with pytest.raises(EnvironmentFailure, match=r"no call for 0\.5 s, and has sent no reward"):
             rollout.result(30)
-    wait_until(lambda: http.get(f"{server.url}/sessions").json() == {"waiting": 0, "played": 0}, 30)
-    assert http.post(f"{server.url}/sessions/{session['id']}/reward", json={"reward": 1}).status_code == 404
-    assert "has ended before" in offer(server, session["id"]).json()["failed"], "it is nobody else's task"
+        wait_until(lambda: http.get(f"{server.url}/sessions").json() == {"waiting": 0, "played": 0}, 30)
+        path = f"{server.url}/sessions/{session['id']}/reward"
+        assert http.post(path, json={"reward": 1}).status_code == 404
+        ended = offer(server, session["id"]).json()["failed"]
+        assert "has ended before" in ended, "it is nobody else's task"
 
 
 @pytest.mark.slow
