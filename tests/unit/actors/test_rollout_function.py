@@ -459,8 +459,11 @@ def test_fields_of_a_call_are_honoured_refused_or_dropped() -> None:
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop", "n"),
         *("max_tokens", "max_completion_tokens", "cap_max_tokens", "stream", "stream_options"),
     }
-    dropped = {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
-    of_one_value = {"model", "add_generation_prompt", "logit_bias", "modalities", "top_logprobs"}
+    dropped = {
+        *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
+        *("store", "user"),
+    }
+    of_one_value = {"model", "add_generation_prompt", "logit_bias", "modalities", "top_logprobs", "verbosity"}
     ignored = {"return_token_ids"}  # the dialect of Anthropic's messages has set it itself
     decided = honoured | dropped | of_one_value | ignored | {*OF_THE_RUN, *REFUSED}
     assert decided == set(ChatRequest.model_fields)
