@@ -101,7 +101,7 @@ class RemoteProgram:
     def _connection(self, seconds: float) -> Iterator[HTTPConnection]:
         """A connection to the session server. Raises ``EnvironmentFailure`` where it breaks.
 
-        It is that of Python's library: a client of httpx takes ten times the CPU time, once a session.
+        It is that of Python's library: httpx in an event loop takes five times the CPU time, once a session.
         """
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=seconds)
         try:
