@@ -12,6 +12,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
 from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_clip_range
@@ -175,5 +177,5 @@ def _verl(cls: type, section: str, learner: LearnerConfig, **ours: Any) -> Any:
             given[name] = {key: each for key, each in (ours[name] | value).items() if key != QUANTIZATION}
     try:
         return cls(**(ours | given))
-    except (TypeError, ValueError, AttributeError, AssertionError) as error:
+    except (TypeError, ValueError, AttributeError, AssertionError, StrictDataclassError) as error:
         raise ConfigError(f"verl rejects learner.verl.{section}: {error}") from error

@@ -31,6 +31,14 @@ FREE: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that verl acts on, and nothing here sets or contradicts."""
 
+KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("a number", (int, float), "fsdp_size lora_alpha clip_ratio_c tau_pos tau_neg"),
+    ("a text", (str,), "model_dtype optimizer optimizer_impl external_lib"),
+    ("a map", (dict,), "wrap_policy mixed_precision override_config override_optimizer_config"),
+    ("a list or a text", (list, tuple, str), "target_modules target_parameters exclude_modules betas"),
+)
+"""Kinds of values with their types, and the fields that have one. All others are true or false."""
+
 OWN_SETTINGS: Mapping[str, str] = {
     "algorithm.clip_low and algorithm.clip_high": "clip_ratio clip_ratio_low clip_ratio_high",
     "algorithm.correction.level": "use_rollout_log_probs",
@@ -104,6 +112,12 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
         remedy = "leave it out, nothing here acts on it" if own is None else f"set {own}"
         free = ", ".join(FREE[section])
         raise ConfigError(f"{setting} cannot be set there: {remedy}; learner.verl.{section} has {free}.")
+    kinds = ((kind, types) for kind, types, names in KINDS if name in names.split())
+    kind, types = next(kinds, ("true or false", (bool,)))
+    if f"learner.verl.{section}.{name}" == SEQUENCE_RANKS:
+        _check_sequence_ranks(setting, value, learner.num_workers)
+    elif type(value) not in types:
+        raise ConfigError(f"{setting} has to be {kind}: write one, or leave it out.")
     if name in LOSSES_THAT_READ and algorithm.loss not in LOSSES_THAT_READ[name]:
         raise ConfigError(
             f"{setting} would have no effect in algorithm.name={algorithm.name!r}: its loss {algorithm.loss} "
@@ -114,8 +128,6 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect with learner.device=cpu, where all lies on the host: leave it "
             "out."
         )
-    if f"learner.verl.{section}.{name}" == SEQUENCE_RANKS:
-        _check_sequence_ranks(setting, value, learner.num_workers)
     overrides = value if name == "override_config" and isinstance(value, Mapping) else {}
     if str(overrides.get("attn_implementation", "")).startswith("flash_attention"):
         _check_flash_attention(setting, learner)

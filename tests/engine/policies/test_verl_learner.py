@@ -474,8 +474,8 @@ def test_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: MakeRa
 
 
 def test_value_that_verl_rejects_is_an_error(make_rank: MakeRank) -> None:
-    with pytest.raises(ConfigError, match=r"verl rejects learner\.verl\.model: 'int' object"):
-        make_rank(LearnerConfig(verl={"model": {"override_config": 3}}))
+    with pytest.raises(ConfigError, match=r"(?s)verl rejects learner\.verl\.model: .*num_hidden_layers"):
+        make_rank(LearnerConfig(verl={"model": {"override_config": {"num_hidden_layers": "x"}}}))
 
 
 def test_field_that_verl_would_not_read_is_an_error(make_rank: MakeRank) -> None:

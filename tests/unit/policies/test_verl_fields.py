@@ -58,6 +58,25 @@ def test_field_without_effect_names_its_remedy(section: str, name: str, remedy: 
         check(section, **{name: 7})
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "kind"),
+    [
+        ("engine", "reshard_after_forward", "maybe", "true or false"),
+        ("engine", "fsdp_size", "x", "a number"),
+        ("engine", "fsdp_size", True, "a number"),
+        ("engine", "mixed_precision", 3, "a map"),
+        ("model", "override_config", 3, "a map"),
+        ("model", "target_modules", 3, "a list or a text"),
+        ("optimizer", "betas", 3, "a list or a text"),
+        ("optimizer", "optimizer", None, "a text"),
+        ("actor", "clip_ratio_c", "x", "a number"),
+    ],
+)
+def test_value_of_another_kind_is_refused(section: str, name: str, value: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{name}={value!r} has to be {kind}: write one, or"):
+        check(section, lora=4, **{name: value})
+
+
 @pytest.mark.parametrize("size", [0, 3, 8, True, "2", 2.0])
 def test_ranks_of_a_row_divide_all_ranks(size: Any) -> None:
     def learner(size: Any) -> LearnerConfig:
