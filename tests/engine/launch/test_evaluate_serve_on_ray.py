@@ -38,6 +38,8 @@ from launch.run_folder.checkpoint import CheckpointFolder
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "a-key-of-the-tests-0123"
+AUTHORIZED = {"authorization": f"Bearer {KEY}", "x-troupe-record": "no"}
+"""Headers of a request that is not recorded."""
 
 
 def test_evaluate_prints_a_table_and_writes_each_trajectory(
@@ -114,13 +116,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
     watchdog = threading.Timer(900, command.kill)
     watchdog.start()
     try:
-        assert command.stdout is not None
-        greeting = []
-        for line in command.stdout:
-            greeting.append(line)
-            if line.startswith("Ctrl-C"):
-                break
-        text = "".join(greeting)
+        text = greeting_of(command)
         assert str(checkpoint.relative_to(tmp_path)) in text, text
         assert curl_example(text.replace("KEY", KEY))["choices"][0]["message"]["role"] == "assistant"
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -146,18 +142,30 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
                 found = torch.tensor(choice.logprobs.token_logprobs)
                 torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         version_on_trial_samples_for_the_agent(client, tmp_path / "recordings")
-        idle = websocket_goes_through_the_proxy(client, port)
-        command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
-        rest, _ = command.communicate(timeout=300)
-        assert (command.returncode, "Traceback" in rest) == (0, False), rest
-        with pytest.raises(ConnectionClosed):
-            idle.recv()
+        with connect(f"ws://127.0.0.1:{port}/v1/responses", additional_headers=AUTHORIZED) as websocket:
+            websocket_goes_through_the_proxy(client, port, websocket)
+            command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
+            rest, _ = command.communicate(timeout=300)
+            assert (command.returncode, "Traceback" in rest) == (0, False), rest
+            with pytest.raises(ConnectionClosed):
+                websocket.recv()
     finally:
         watchdog.cancel()
         command.kill()
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))  # nobody listens any more
+
+
+def greeting_of(command: subprocess.Popen[str]) -> str:
+    """All lines up to the last one of the greeting."""
+    lines: list[str] = []
+    assert command.stdout is not None
+    for line in command.stdout:
+        lines.append(line)
+        if line.startswith("Ctrl-C"):
+            break
+    return "".join(lines)
 
 
 def agent_answers(client: OpenAI) -> None:
@@ -171,14 +179,12 @@ def agent_answers(client: OpenAI) -> None:
     assert client.responses.retrieve(response.id).output_text == response.output_text
 
 
-def websocket_goes_through_the_proxy(client: OpenAI, port: int) -> ClientConnection:
-    """A conversation of store=false over a websocket, and a compaction; return the open connection."""
-    address, headers = f"ws://127.0.0.1:{port}/v1", {"authorization": f"Bearer {KEY}"}
-    for path, key, status in (("/responses", {}, "401"), ("/none", headers, "404")):
+def websocket_goes_through_the_proxy(client: OpenAI, port: int, opened: ClientConnection) -> None:
+    """A conversation of store=false over a websocket, and a compaction."""
+    address = f"ws://127.0.0.1:{port}/v1"
+    for path, key, status in (("/responses", {}, "401"), ("/none", AUTHORIZED, "404")):
         with pytest.raises(InvalidStatus, match=status), connect(address + path, additional_headers=key):
             pass
-    unrecorded = {"x-troupe-record": "no"}
-    opened = connect(f"{address}/responses", additional_headers=headers | unrecorded)
 
     def ask(given: str, before: str | None = None) -> dict[str, Any]:
         frame = {"type": "response.create", "model": "policy", "max_output_tokens": 4, "store": False}
@@ -194,9 +200,8 @@ def websocket_goes_through_the_proxy(client: OpenAI, port: int) -> ClientConnect
     num_read = [each["usage"]["input_tokens"] for each in (first, second)]
     assert num_read[0] < num_read[1]
     assert second["recorded"] is False
-    shorter = client.responses.compact(model="policy", input="1", extra_headers=unrecorded)
+    shorter = client.responses.compact(model="policy", input="1", extra_headers=AUTHORIZED)
     assert [each.type for each in shorter.output] == ["message", "compaction"]
-    return opened
 
 
 def version_on_trial_samples_for_the_agent(client: OpenAI, recordings: Path) -> None:
