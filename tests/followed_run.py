@@ -31,7 +31,7 @@ SMALL = (
     # Rollout actors live on nodes for them, engine and learner on the head.
     "fleet.nodes={CPU: 1, pairs: 0.01}",
     "server.nodes={head: 0.01}",
-    "learner.nodes={head: 0.01}",
+    "learner.nodes={learner: 0.01}",
 )
 """A run that makes an update in a second or two."""
 SCRIPTED = (
@@ -40,7 +40,7 @@ SCRIPTED = (
     "learner.mismatch_alarm=1e9",  # the script knows no model
 )
 """Of a run whose engine is not what a test is about: it starts soon, and takes little of the machine."""
-HEAD, NODE = {"head": 1}, {"pairs": 1}
+HEAD, NODE = {"head": 1, "learner": 1}, {"pairs": 1}
 """Resources of the nodes."""
 
 

@@ -1,4 +1,5 @@
-"""A training on a head and two further nodes: one falls silent and is lost, one comes, and one drains.
+"""A training on a head and two further nodes: one falls silent and is lost, one comes, and the one with the
+learner drains and is lost.
 
 Run by test_several_nodes.
 """
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import ray
-from followed_run import HEAD, NODE, ROOT, FollowedRun
+from followed_run import NODE, ROOT, FollowedRun
 from machine import wait_until
 from ray._private import state
 from ray.cluster_utils import Cluster
@@ -22,17 +23,18 @@ from several_nodes import drain, stopped
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from launch.cluster.session import RAY_ENVIRONMENT
 
+LEARNER_NODE = {**NODE, "learner": 1}
 STALL_SECONDS = 120.0
 """Seconds for which no update may be made, whatever becomes of a node."""
 
 
 def main() -> None:
     os.environ.update(RAYLET_ENVIRONMENT | RAY_ENVIRONMENT)  # the run has none to add
-    head = {"num_cpus": 2, "resources": HEAD, "include_dashboard": False}
+    head = {"num_cpus": 2, "resources": {"head": 1}, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address
     ray.init(log_to_driver=False, logging_level="ERROR")
-    first, second = (cluster.add_node(num_cpus=4, resources=NODE) for _ in range(2))
+    first, second = (cluster.add_node(num_cpus=5, resources=each) for each in (LEARNER_NODE, NODE))
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         run = FollowedRun(Path(folder) / "run", ["fleet.num_actors=4", f"model.path={sys.argv[1]}"])
         run.wait_until(lambda: run.num_updates >= 2, 400, "two updates")
@@ -43,13 +45,15 @@ def main() -> None:
             run.wait_for_updates(2)
             cluster.remove_node(second, allow_graceful=False)
         run.wait_for_updates(2, seconds=STALL_SECONDS)
-        cluster.add_node(num_cpus=4, resources=NODE)
+        other = cluster.add_node(num_cpus=5, resources=LEARNER_NODE)
         drain(cluster, first.node_id)
         wait_until(lambda: not plays(first.node_id), STALL_SECONDS)
         run.wait_for_updates(2, seconds=STALL_SECONDS)
         assert not plays(first.node_id), "no new work"
+        assert lives("LearnerWorker", first.node_id)
         cluster.remove_node(first, allow_graceful=False)
         run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
+        assert lives("LearnerWorker", other.node_id), "the learner goes on at another node"
         cluster.add_node(num_cpus=4, resources=NODE)
         run_storms(run, cluster.address)
         run.interrupt()
@@ -59,8 +63,13 @@ def main() -> None:
 
 def plays(node_id: str) -> bool:
     """Whether rollout actors live on a node."""
+    return lives("RolloutActor", node_id)
+
+
+def lives(class_name: str, node_id: str) -> bool:
+    """Whether actors of a class live on a node."""
     return any(
-        each["ActorClassName"] == "RolloutActor"
+        each["ActorClassName"] == class_name
         and each["State"] == "ALIVE"
         and each["Address"]["NodeID"] == node_id
         for each in state.actors().values()
