@@ -165,7 +165,7 @@ class _Connection:
 class _Answer:
     """The answer to a frame, made of the application's answer over HTTP."""
 
-    send: Send
+    sender: Send
     earlier: str | None = None
     """The response that the client goes on from."""
     status: int = 200
@@ -202,12 +202,15 @@ class _Answer:
             event["response"]["previous_response_id"] = self.earlier
             if event["type"] in ENDS:
                 self.response = event["response"]
-        await self.send({"type": "websocket.send", "text": json.dumps(event)})
+        await self._send(event)
 
     async def _send_error(self, status: int, error: Json) -> None:
         named = {**error, "code": error["code"] or error["type"]}  # clients want a text there
-        event = {"type": "error", "status": status, "error": named}
-        await self.send({"type": "websocket.send", "text": json.dumps(event)})
+        await self._send({"type": "error", "status": status, "error": named})
+
+    async def _send(self, event: Json) -> None:
+        with suppress(OSError):  # the client has gone, of which a message comes too
+            await self.sender({"type": "websocket.send", "text": json.dumps(event)})
 
 
 def _body_of(frame: str | bytes) -> Json:

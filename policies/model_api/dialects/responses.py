@@ -34,8 +34,6 @@ NAMES = {"messages": "input", **UNIQUE_NAMES}
 TOOL: Json = {"description": None, "parameters": None, "strict": None}
 """Fields that each tool of a response has."""
 
-PART: dict[str, Json] = {"input_image": {"detail": "auto"}}
-"""Fields that each part of a message has, by its type."""
 SUM_UP = (
     "Sum our conversation up, so that you can go on with it from the summary alone: what was asked for, what "
     "was done, found and decided, all names, numbers and texts that are needed again, and what is left. "
@@ -187,7 +185,7 @@ class Compact(Responses):
                 content = item["content"]
                 parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
                 named = {"id": f"msg_{number}{len(kept):03d}", "status": "completed", **item}
-                kept.append({**named, "content": [PART.get(part["type"], {}) | part for part in parts]})
+                kept.append({**named, "content": parts})
         texts = [part["text"] for item in self._draft.output for part in item.get("content", ())]
         summary = {"id": f"cmp_{number}", "encrypted_content": SUMMARY + "".join(texts)}
         return {

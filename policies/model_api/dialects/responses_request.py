@@ -99,7 +99,7 @@ class ResponsesFields(Body):
 class InputImage(Picture):
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto"] | None = "auto"
     """A picture is read as the model's own processor does."""
     file_id: None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
+import socket as socketlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from agent_server import ALICE, BOB, KEYS, listening
+from machine import wait_until
 from ray import serve
 from scripted_engine import ScriptedEngine
 from starlette.testclient import WebSocketDenialResponse, WebSocketTestSession
@@ -334,18 +335,19 @@ def test_unexpected_error_is_a_frame(client: TestClient, monkeypatch: pytest.Mon
         assert socket.ask()["status"] == "completed"
 
 
-def test_client_that_goes_ends_the_sampling(tokenizer_folder: Path) -> None:
-    with serving(tokenizer_folder, replies=["1" * 50_000], max_model_tokens=50_100) as client:
+def test_client_that_goes_ends_the_sampling(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By a server of its own: uvicorn's ``send`` raises then."""
+    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": 0.002}
+    with serving(tokenizer_folder, **slow) as client, listening(client) as url:
         engine = serve.get_replica_context().servable_object._engine
-        with socket_of(client) as socket:
-            socket.send()
-            socket.session.receive_json()
+        with connect(f"{url.replace('http', 'ws', 1)}/v1/responses") as opened:
+            opened.send('{"type": "response.create", "model": "tiny", "input": "1"}')
+            opened.recv()
             assert engine.num_running == 1
-        deadline = time.monotonic() + 20
-        while engine.num_running:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert engine.stats().num_tokens < 50_000
+            opened.socket.shutdown(socketlib.SHUT_RDWR)
+        wait_until(lambda: not engine.num_running)
+        assert engine.stats().num_tokens < 20_000
+    assert "Traceback" not in caplog.text
 
 
 def test_connection_ends_after_its_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
