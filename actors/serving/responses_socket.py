@@ -30,6 +30,8 @@ CONNECTION_SECONDS = 3600.0
 """Time after which a connection takes no further frame, as at OpenAI."""
 MAX_CONNECTIONS = 1000
 """Open connections of an application: each may hold a conversation as large as a body."""
+MAX_WAITING = 2**24
+"""Characters of a connection's frames that wait for their answers: as many as uvicorn takes in one frame."""
 AFTER = "after"
 """Key in a request's ``state``: the response that it goes on from, though its ``input`` has all of that."""
 
@@ -74,11 +76,17 @@ class _Connection:
     app: ASGIApp
     scope: Scope
     send: Send
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    frames: asyncio.Queue[str | bytes | None] = field(default_factory=asyncio.Queue)
+    """Frames that wait, and ``None`` behind them when the client has gone."""
+    num_waiting: int = 0
+    """Characters of the frames that wait."""
+    reading: asyncio.Task[None] = field(init=False)
+    """Ends when the client has gone, also while frames of it wait."""
     newest: _Newest = _Newest()
 
     async def serve(self, receive: Receive) -> None:
         """Answer frames until the client goes, or has been there for too long."""
+        self.reading = asyncio.create_task(self._read(receive))
         is_admitted = False
 
         async def admit(message: Message) -> None:
@@ -87,32 +95,44 @@ class _Connection:
             if not is_admitted:
                 await self.send({**message, "type": f"websocket.{message['type']}"})
 
-        await self._request("GET", MODELS_PATH, b"", None, admit)
-        if not is_admitted:
-            return
-        await self.send({"type": "websocket.accept"})
-        frames: asyncio.Queue[str | bytes | None] = asyncio.Queue(maxsize=1)
-        reading = asyncio.create_task(self._read(receive, frames))
-        end = time.monotonic() + CONNECTION_SECONDS
         try:
-            with suppress(TimeoutError):
-                while (frame := await asyncio.wait_for(frames.get(), end - time.monotonic())) is not None:
-                    await self._answer(frame)
-                return
-            error = InvalidRequestError(
-                f"A connection is open for {CONNECTION_SECONDS:g} s at most: open another one.",
-                code="websocket_connection_limit_reached",
-            )
-            await _Answer(self.send).fail(error)
-            await self.send({"type": "websocket.close", "code": 1000})
+            await self._request("GET", MODELS_PATH, b"", None, admit)
+            if is_admitted and not self.reading.done():
+                await self.send({"type": "websocket.accept"})
+                await self._answer_all()
         finally:
-            reading.cancel()
+            self.reading.cancel()
 
-    async def _read(self, receive: Receive, frames: asyncio.Queue[str | bytes | None]) -> None:
-        while (message := await receive())["type"] == "websocket.receive":
-            await frames.put(message.get("text") or message.get("bytes") or "")
-        self.gone.set()
-        await frames.put(None)
+    async def _read(self, receive: Receive) -> None:
+        """Take frames in, all at once: behind Serve's proxy nothing holds back those that are not taken."""
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
+                frame = message.get("text") or message.get("bytes") or ""
+                self.num_waiting += len(frame)
+                if self.num_waiting > MAX_WAITING:
+                    break
+                self.frames.put_nowait(frame)
+        finally:
+            self.frames.put_nowait(None)
+
+    async def _answer_all(self) -> None:
+        end = time.monotonic() + CONNECTION_SECONDS
+        with suppress(TimeoutError):
+            while (frame := await asyncio.wait_for(self.frames.get(), end - time.monotonic())) is not None:
+                if self.reading.done():
+                    break
+                self.num_waiting -= len(frame)
+                await self._answer(frame)
+            if self.num_waiting > MAX_WAITING:
+                reason = f"More than {MAX_WAITING} characters wait for their answers."
+                await self.send({"type": "websocket.close", "code": 1009, "reason": reason})
+            return
+        error = InvalidRequestError(
+            f"A connection is open for {CONNECTION_SECONDS:g} s at most: open another one.",
+            code="websocket_connection_limit_reached",
+        )
+        await _Answer(self.send).fail(error)
+        await self.send({"type": "websocket.close", "code": 1000})
 
     async def _answer(self, frame: str | bytes) -> None:
         answer = _Answer(self.send)
@@ -139,12 +159,14 @@ class _Connection:
             self.newest = _Newest()
 
     async def _request(self, method: str, path: str, body: bytes, after: str | None, send: Send) -> None:
-        """Have the application answer a request, which comes with the headers of the handshake."""
+        """Have the application answer a request, which comes with the headers of the handshake.
+
+        It is cancelled where the client goes, as Serve cancels a request.
+        """
         own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
         request = {
             **self.scope,
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},  # the end of a client comes as a message
             "method": method,
             "path": self.scope["path"].removesuffix(RESPONSES_PATH) + path,
             "headers": [*(each for each in self.scope["headers"] if each[0] not in own), *own.items()],
@@ -153,12 +175,15 @@ class _Connection:
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            if not whole:
-                await self.gone.wait()
-                return {"type": "http.disconnect"}
-            return whole.pop()
+            return whole.pop() if whole else await asyncio.Future()
 
-        await self.app(request, receive, send)
+        answering = asyncio.ensure_future(self.app(request, receive, send))
+        try:
+            await asyncio.wait((answering, self.reading), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
 
 
 @dataclass(slots=True)

@@ -335,19 +335,43 @@ def test_unexpected_error_is_a_frame(client: TestClient, monkeypatch: pytest.Mon
         assert socket.ask()["status"] == "completed"
 
 
-def test_client_that_goes_ends_the_sampling(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By a server of its own: uvicorn's ``send`` raises then."""
-    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": 0.002}
+@pytest.mark.parametrize(
+    ("num_frames", "seconds_per_token"), [(1, 0.002), (4, 0.002), (1, 100)], ids=["one", "several", "silent"]
+)
+def test_client_that_goes_ends_the_sampling(
+    tokenizer_folder: Path, caplog: pytest.LogCaptureFixture, num_frames: int, seconds_per_token: float
+) -> None:
+    """By a server of its own: uvicorn's ``send`` raises then. Frames that wait are not answered."""
+    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": seconds_per_token}
     with serving(tokenizer_folder, **slow) as client, listening(client) as url:
         engine = serve.get_replica_context().servable_object._engine
         with connect(f"{url.replace('http', 'ws', 1)}/v1/responses") as opened:
-            opened.send('{"type": "response.create", "model": "tiny", "input": "1"}')
-            opened.recv()
-            assert engine.num_running == 1
+            for _ in range(num_frames):
+                opened.send('{"type": "response.create", "model": "tiny", "input": "1"}')
+            wait_until(lambda: engine.num_running == 1, seconds=20)
+            if seconds_per_token < 1:
+                opened.recv()
             opened.socket.shutdown(socketlib.SHUT_RDWR)
-        wait_until(lambda: not engine.num_running)
-        assert engine.stats().num_tokens < 20_000
+        wait_until(lambda: not engine.num_running, seconds=20)
+        assert engine.num_started == 1
     assert "Traceback" not in caplog.text
+
+
+def test_client_whose_frames_pile_up_is_cut_off(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_socket, "MAX_WAITING", 500)
+    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": 0.01}
+    with serving(tokenizer_folder, **slow) as client, socket_of(client) as socket:
+        engine = serve.get_replica_context().servable_object._engine
+        socket.send("1" * 300)
+        wait_until(lambda: engine.num_running == 1, seconds=20)
+        for _ in range(2):
+            socket.send("1" * 300)
+        while (message := socket.session.receive())["type"] == "websocket.send":
+            pass
+        assert (message["type"], message["code"]) == ("websocket.close", 1009)
+        assert (engine.num_running, engine.num_started) == (0, 1)
 
 
 def test_connection_ends_after_its_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
