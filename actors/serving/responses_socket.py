@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.serving.errors import error_form, reject
 from policies.model_api.dialects.base import DONE
 from policies.model_api.dialects.responses_draft import ENDS
-from policies.model_api.errors import InvalidRequestError, RequestError, UnavailableError
+from policies.model_api.errors import InvalidRequestError, UnavailableError
 
 Json = dict[str, Any]
 
@@ -96,7 +96,7 @@ class _Connection:
                 await self.send({**message, "type": f"websocket.{message['type']}"})
 
         try:
-            await self._request("GET", MODELS_PATH, b"", None, admit)
+            await self._request("GET", MODELS_PATH, admit)
             if is_admitted and not self.reading.done():
                 await self.send({"type": "websocket.accept"})
                 await self._answer_all()
@@ -136,46 +136,63 @@ class _Connection:
 
     async def _answer(self, frame: str | bytes) -> None:
         answer = _Answer(self.send)
+
+        def body(state: Json) -> bytes:
+            given = _body_of(frame)
+            state[AFTER] = answer.earlier = earlier = given.get("previous_response_id")
+            answer.before = before = (
+                self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
+            )
+            answer.items = [*before.items, *_items_of(given.get("input"))]
+            answer.is_stored = given.get("store") is not False
+            whole = {**given, "previous_response_id": before.after, "stream": True}
+            if before.items:
+                whole["input"] = answer.items
+            # Half surrogate pairs, which have no UTF-8, are read again from this.
+            return json.dumps(whole, ensure_ascii=False).encode(errors="surrogatepass")
+
         try:
-            body = _body_of(frame)
-        except RequestError as error:
-            await answer.fail(error)
-            return
-        answer.earlier = earlier = body.get("previous_response_id")
-        before = self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
-        items = [*before.items, *_items_of(body.get("input"))]
-        whole = {**body, "previous_response_id": before.after, "stream": True}
-        if before.items:
-            whole["input"] = items
-        try:
-            await self._request("POST", RESPONSES_PATH, json.dumps(whole).encode(), earlier, answer.take)
+            await self._request("POST", RESPONSES_PATH, answer.take, body, len(frame))
         except Exception as error:
             logger.exception("A request over a websocket has failed.")
             await answer.fail(error)
-        if answer.response is not None and body.get("store") is False:
-            items += answer.response["output"]
-            self.newest = _Newest(answer.response["id"], before.after, items)
-        elif answer.response is None and before is self.newest:
+        if answer.response is None and answer.before is self.newest:
             self.newest = _Newest()
+        elif answer.response is not None and not answer.is_stored:
+            items = [*answer.items, *answer.response["output"]]
+            self.newest = _Newest(answer.response["id"], answer.before.after, items)
 
-    async def _request(self, method: str, path: str, body: bytes, after: str | None, send: Send) -> None:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        send: Send,
+        body: Callable[[Json], bytes] = lambda _: b"",
+        num_bytes: int = 0,
+    ) -> None:
         """Have the application answer a request, which comes with the headers of the handshake.
 
         It is cancelled where the client goes, as Serve cancels a request.
+
+        Args:
+            body: makes the body, and changes the request's ``state``, once the application has let the client
+                in and has found ``num_bytes`` to be few enough.
         """
-        own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+        own = {b"content-type": b"application/json", b"content-length": str(num_bytes).encode()}
         request = {
             **self.scope,
             "type": "http",
             "method": method,
             "path": self.scope["path"].removesuffix(RESPONSES_PATH) + path,
             "headers": [*(each for each in self.scope["headers"] if each[0] not in own), *own.items()],
-            "state": {**self.scope.get("state", {}), AFTER: after},
+            "state": (state := {**self.scope.get("state", {})}),
         }
-        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        bodies = iter([body])
 
         async def receive() -> Message:
-            return whole.pop() if whole else await asyncio.Future()
+            for each in bodies:
+                return {"type": "http.request", "body": each(state), "more_body": False}
+            return await asyncio.Future()
 
         answering = asyncio.ensure_future(self.app(request, receive, send))
         try:
@@ -198,6 +215,10 @@ class _Answer:
     """Bytes after the last whole event."""
     response: Json | None = None
     """The response, once it is complete."""
+    before: _Newest = _Newest()
+    items: Sequence[Json] = ()
+    """The items behind the response that the application keeps, up to the answer."""
+    is_stored: bool = True
 
     async def take(self, message: Message) -> None:
         """Take in a part of the answer over HTTP."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 QUESTION = "What is 12+34?"
+JSON = {"content-type": "application/json"}
 ENDS = ("response.completed", "response.incomplete", "error")
 
 
@@ -306,6 +307,38 @@ def test_key_that_is_taken_away_opens_no_further_frame(tokenizer_folder: Path) -
             access._use(ApiKeys({"bob": KEYS.digests["bob"]}))
             error = socket.ask()
             assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+            socket.session.send_text("{")
+            assert socket.session.receive_json()["status"] == 401
+
+
+def test_frame_is_read_when_its_client_is_let_in(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is counted, and one that is too large costs nothing."""
+    with serving(tokenizer_folder, keys=KEYS) as client:
+        access_of(per_minute={"requests": 4})
+        with socket_of(client, bearer(ALICE)) as socket:
+            with monkeypatch.context() as patch:
+                patch.setattr(responses_socket, "_body_of", lambda _: 1 / 0)
+                assert socket.ask("1" * MAX_BODY_BYTES)["status"] == 413
+            for status in (400, 400, 429):
+                socket.session.send_text("{")
+                assert socket.session.receive_json()["status"] == status
+
+
+def test_frame_is_as_large_as_its_text(client: TestClient, socket: Socket) -> None:
+    """Not as its escapes, of six characters for each of one or three bytes; a half pair stays."""
+    text = "\u4e00" * (MAX_BODY_BYTES // 4)
+    frame = {"type": "response.create", "model": "tiny", "input": text}
+    socket.session.send_text(json.dumps(frame, ensure_ascii=False))
+    error = socket.session.receive_json()
+    assert (error["status"], error["error"]["code"]) == (400, "context_length_exceeded"), error["error"]
+    assert (
+        socket.ask("\ud800")["error"]["message"]
+        == client.post(
+            "/v1/responses", content=json.dumps({"model": "tiny", "input": "\ud800"}), headers=JSON
+        ).json()["error"]["message"]
+    )
 
 
 def test_frame_that_takes_too_long_is_ended(tokenizer_folder: Path) -> None:
