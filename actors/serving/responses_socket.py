@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.serving.errors import error_form, reject
 from policies.model_api.dialects.base import DONE
 from policies.model_api.dialects.responses_draft import ENDS
-from policies.model_api.errors import InvalidRequestError, RequestError, UnavailableError
+from policies.model_api.errors import InvalidRequestError, UnavailableError
 
 Json = dict[str, Any]
 
@@ -30,6 +30,8 @@ CONNECTION_SECONDS = 3600.0
 """Time after which a connection takes no further frame, as at OpenAI."""
 MAX_CONNECTIONS = 1000
 """Open connections of an application: each may hold a conversation as large as a body."""
+MAX_WAITING = 2**24
+"""Characters of a connection's frames that wait for their answers: as many as uvicorn takes in one frame."""
 AFTER = "after"
 """Key in a request's ``state``: the response that it goes on from, though its ``input`` has all of that."""
 
@@ -74,11 +76,17 @@ class _Connection:
     app: ASGIApp
     scope: Scope
     send: Send
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    frames: asyncio.Queue[str | bytes | None] = field(default_factory=asyncio.Queue)
+    """Frames that wait, and ``None`` behind them when the client has gone."""
+    num_waiting: int = 0
+    """Characters of the frames that wait."""
+    reading: asyncio.Task[None] = field(init=False)
+    """Ends when the client has gone, also while frames of it wait."""
     newest: _Newest = _Newest()
 
     async def serve(self, receive: Receive) -> None:
         """Answer frames until the client goes, or has been there for too long."""
+        self.reading = asyncio.create_task(self._read(receive))
         is_admitted = False
 
         async def admit(message: Message) -> None:
@@ -87,78 +95,112 @@ class _Connection:
             if not is_admitted:
                 await self.send({**message, "type": f"websocket.{message['type']}"})
 
-        await self._request("GET", MODELS_PATH, b"", None, admit)
-        if not is_admitted:
-            return
-        await self.send({"type": "websocket.accept"})
-        frames: asyncio.Queue[str | bytes | None] = asyncio.Queue(maxsize=1)
-        reading = asyncio.create_task(self._read(receive, frames))
-        end = time.monotonic() + CONNECTION_SECONDS
         try:
-            with suppress(TimeoutError):
-                while (frame := await asyncio.wait_for(frames.get(), end - time.monotonic())) is not None:
-                    await self._answer(frame)
-                return
-            error = InvalidRequestError(
-                f"A connection is open for {CONNECTION_SECONDS:g} s at most: open another one.",
-                code="websocket_connection_limit_reached",
-            )
-            await _Answer(self.send).fail(error)
-            await self.send({"type": "websocket.close", "code": 1000})
+            await self._request("GET", MODELS_PATH, admit)
+            if is_admitted and not self.reading.done():
+                await self.send({"type": "websocket.accept"})
+                await self._answer_all()
         finally:
-            reading.cancel()
+            self.reading.cancel()
 
-    async def _read(self, receive: Receive, frames: asyncio.Queue[str | bytes | None]) -> None:
-        while (message := await receive())["type"] == "websocket.receive":
-            await frames.put(message.get("text") or message.get("bytes") or "")
-        self.gone.set()
-        await frames.put(None)
+    async def _read(self, receive: Receive) -> None:
+        """Take frames in, all at once: behind Serve's proxy nothing holds back those that are not taken."""
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
+                frame = message.get("text") or message.get("bytes") or ""
+                self.num_waiting += len(frame)
+                if self.num_waiting > MAX_WAITING:
+                    break
+                self.frames.put_nowait(frame)
+        finally:
+            self.frames.put_nowait(None)
+
+    async def _answer_all(self) -> None:
+        end = time.monotonic() + CONNECTION_SECONDS
+        with suppress(TimeoutError):
+            while (frame := await asyncio.wait_for(self.frames.get(), end - time.monotonic())) is not None:
+                if self.reading.done():
+                    break
+                self.num_waiting -= len(frame)
+                await self._answer(frame)
+            if self.num_waiting > MAX_WAITING:
+                reason = f"More than {MAX_WAITING} characters wait for their answers."
+                await self.send({"type": "websocket.close", "code": 1009, "reason": reason})
+            return
+        error = InvalidRequestError(
+            f"A connection is open for {CONNECTION_SECONDS:g} s at most: open another one.",
+            code="websocket_connection_limit_reached",
+        )
+        await _Answer(self.send).fail(error)
+        await self.send({"type": "websocket.close", "code": 1000})
 
     async def _answer(self, frame: str | bytes) -> None:
         answer = _Answer(self.send)
+
+        def body(state: Json) -> bytes:
+            given = _body_of(frame)
+            state[AFTER] = answer.earlier = earlier = given.get("previous_response_id")
+            answer.before = before = (
+                self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
+            )
+            answer.items = [*before.items, *_items_of(given.get("input"))]
+            answer.is_stored = given.get("store") is not False
+            whole = {**given, "previous_response_id": before.after, "stream": True}
+            if before.items:
+                whole["input"] = answer.items
+            # Half surrogate pairs, which have no UTF-8, are read again from this.
+            return json.dumps(whole, ensure_ascii=False).encode(errors="surrogatepass")
+
         try:
-            body = _body_of(frame)
-        except RequestError as error:
-            await answer.fail(error)
-            return
-        answer.earlier = earlier = body.get("previous_response_id")
-        before = self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
-        items = [*before.items, *_items_of(body.get("input"))]
-        whole = {**body, "previous_response_id": before.after, "stream": True}
-        if before.items:
-            whole["input"] = items
-        try:
-            await self._request("POST", RESPONSES_PATH, json.dumps(whole).encode(), earlier, answer.take)
+            await self._request("POST", RESPONSES_PATH, answer.take, body, len(frame))
         except Exception as error:
             logger.exception("A request over a websocket has failed.")
             await answer.fail(error)
-        if answer.response is not None and body.get("store") is False:
-            items += answer.response["output"]
-            self.newest = _Newest(answer.response["id"], before.after, items)
-        elif answer.response is None and before is self.newest:
+        if answer.response is None and answer.before is self.newest:
             self.newest = _Newest()
+        elif answer.response is not None and not answer.is_stored:
+            items = [*answer.items, *answer.response["output"]]
+            self.newest = _Newest(answer.response["id"], answer.before.after, items)
 
-    async def _request(self, method: str, path: str, body: bytes, after: str | None, send: Send) -> None:
-        """Have the application answer a request, which comes with the headers of the handshake."""
-        own = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        send: Send,
+        body: Callable[[Json], bytes] = lambda _: b"",
+        num_bytes: int = 0,
+    ) -> None:
+        """Have the application answer a request, which comes with the headers of the handshake.
+
+        It is cancelled where the client goes, as Serve cancels a request.
+
+        Args:
+            body: makes the body, and changes the request's ``state``, once the application has let the client
+                in and has found ``num_bytes`` to be few enough.
+        """
+        own = {b"content-type": b"application/json", b"content-length": str(num_bytes).encode()}
         request = {
             **self.scope,
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},  # the end of a client comes as a message
             "method": method,
             "path": self.scope["path"].removesuffix(RESPONSES_PATH) + path,
             "headers": [*(each for each in self.scope["headers"] if each[0] not in own), *own.items()],
-            "state": {**self.scope.get("state", {}), AFTER: after},
+            "state": (state := {**self.scope.get("state", {})}),
         }
-        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        bodies = iter([body])
 
         async def receive() -> Message:
-            if not whole:
-                await self.gone.wait()
-                return {"type": "http.disconnect"}
-            return whole.pop()
+            for each in bodies:
+                return {"type": "http.request", "body": each(state), "more_body": False}
+            return await asyncio.Future()
 
-        await self.app(request, receive, send)
+        answering = asyncio.ensure_future(self.app(request, receive, send))
+        try:
+            await asyncio.wait((answering, self.reading), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
 
 
 @dataclass(slots=True)
@@ -173,6 +215,10 @@ class _Answer:
     """Bytes after the last whole event."""
     response: Json | None = None
     """The response, once it is complete."""
+    before: _Newest = _Newest()
+    items: Sequence[Json] = ()
+    """The items behind the response that the application keeps, up to the answer."""
+    is_stored: bool = True
 
     async def take(self, message: Message) -> None:
         """Take in a part of the answer over HTTP."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 QUESTION = "What is 12+34?"
+JSON = {"content-type": "application/json"}
 ENDS = ("response.completed", "response.incomplete", "error")
 
 
@@ -306,6 +307,38 @@ def test_key_that_is_taken_away_opens_no_further_frame(tokenizer_folder: Path) -
             access._use(ApiKeys({"bob": KEYS.digests["bob"]}))
             error = socket.ask()
             assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+            socket.session.send_text("{")
+            assert socket.session.receive_json()["status"] == 401
+
+
+def test_frame_is_read_when_its_client_is_let_in(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is counted, and one that is too large costs nothing."""
+    with serving(tokenizer_folder, keys=KEYS) as client:
+        access_of(per_minute={"requests": 4})
+        with socket_of(client, bearer(ALICE)) as socket:
+            with monkeypatch.context() as patch:
+                patch.setattr(responses_socket, "_body_of", lambda _: 1 / 0)
+                assert socket.ask("1" * MAX_BODY_BYTES)["status"] == 413
+            for status in (400, 400, 429):
+                socket.session.send_text("{")
+                assert socket.session.receive_json()["status"] == status
+
+
+def test_frame_is_as_large_as_its_text(client: TestClient, socket: Socket) -> None:
+    """Not as its escapes, of six characters for each of one or three bytes; a half pair stays."""
+    text = "\u4e00" * (MAX_BODY_BYTES // 4)
+    frame = {"type": "response.create", "model": "tiny", "input": text}
+    socket.session.send_text(json.dumps(frame, ensure_ascii=False))
+    error = socket.session.receive_json()
+    assert (error["status"], error["error"]["code"]) == (400, "context_length_exceeded"), error["error"]
+    assert (
+        socket.ask("\ud800")["error"]["message"]
+        == client.post(
+            "/v1/responses", content=json.dumps({"model": "tiny", "input": "\ud800"}), headers=JSON
+        ).json()["error"]["message"]
+    )
 
 
 def test_frame_that_takes_too_long_is_ended(tokenizer_folder: Path) -> None:
@@ -335,19 +368,43 @@ def test_unexpected_error_is_a_frame(client: TestClient, monkeypatch: pytest.Mon
         assert socket.ask()["status"] == "completed"
 
 
-def test_client_that_goes_ends_the_sampling(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By a server of its own: uvicorn's ``send`` raises then."""
-    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": 0.002}
+@pytest.mark.parametrize(
+    ("num_frames", "seconds_per_token"), [(1, 0.002), (4, 0.002), (1, 100)], ids=["one", "several", "silent"]
+)
+def test_client_that_goes_ends_the_sampling(
+    tokenizer_folder: Path, caplog: pytest.LogCaptureFixture, num_frames: int, seconds_per_token: float
+) -> None:
+    """By a server of its own: uvicorn's ``send`` raises then. Frames that wait are not answered."""
+    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": seconds_per_token}
     with serving(tokenizer_folder, **slow) as client, listening(client) as url:
         engine = serve.get_replica_context().servable_object._engine
         with connect(f"{url.replace('http', 'ws', 1)}/v1/responses") as opened:
-            opened.send('{"type": "response.create", "model": "tiny", "input": "1"}')
-            opened.recv()
-            assert engine.num_running == 1
+            for _ in range(num_frames):
+                opened.send('{"type": "response.create", "model": "tiny", "input": "1"}')
+            wait_until(lambda: engine.num_running == 1, seconds=20)
+            if seconds_per_token < 1:
+                opened.recv()
             opened.socket.shutdown(socketlib.SHUT_RDWR)
-        wait_until(lambda: not engine.num_running)
-        assert engine.stats().num_tokens < 20_000
+        wait_until(lambda: not engine.num_running, seconds=20)
+        assert engine.num_started == 1
     assert "Traceback" not in caplog.text
+
+
+def test_client_whose_frames_pile_up_is_cut_off(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_socket, "MAX_WAITING", 500)
+    slow = {"replies": ["1" * 20_000], "max_model_tokens": 20_100, "seconds_per_token": 0.01}
+    with serving(tokenizer_folder, **slow) as client, socket_of(client) as socket:
+        engine = serve.get_replica_context().servable_object._engine
+        socket.send("1" * 300)
+        wait_until(lambda: engine.num_running == 1, seconds=20)
+        for _ in range(2):
+            socket.send("1" * 300)
+        while (message := socket.session.receive())["type"] == "websocket.send":
+            pass
+        assert (message["type"], message["code"]) == ("websocket.close", 1009)
+        assert (engine.num_running, engine.num_started) == (0, 1)
 
 
 def test_connection_ends_after_its_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

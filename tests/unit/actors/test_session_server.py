@@ -31,6 +31,7 @@ from ray.util import get_node_ip_address
 from shown_programs import PLAY
 from test_rollout_function import TASK, echo, play
 from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from actors.gateway import session_server
 from actors.gateway.calls import ProgramCalls
@@ -203,6 +204,18 @@ def test_program_elsewhere_plays_its_task_over_a_websocket(
     assert len(training_samples(trajectory)) == 1, "the second has what the first has said"
     with named(server, "a/b") as client, pytest.raises(InvalidStatus, match="400"):
         client.responses.connect().enter()
+
+
+def test_program_that_goes_in_its_handshake_takes_no_task(
+    start: Any, http: httpx.Client, server: SessionServer
+) -> None:
+    address = f"{server.url.replace('http', 'ws', 1)}/v1/responses"
+    with pytest.raises(TimeoutError):
+        connect(address, additional_headers=HEADERS | {"x-session-id": "a"}, open_timeout=0.5).__enter__()
+    time.sleep(0.5)
+    rollout = start()
+    reward(http, claim(http), error="none")
+    assert rollout.exception(30) is not None
 
 
 def _until_completed(connection: Any) -> Iterator[Any]:
