@@ -30,10 +30,8 @@ from verl.utils.ulysses import (
 
 from environments.errors import ConfigError
 from policies.learning.settings import SEQUENCE_RANKS
+from policies.learning.verl.fields import SCALED_BY_LENGTH
 from policies.learning.verl.token_trees import SDPA, attend_along_paths, obstacle
-
-SCALED_BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary positions that transformers derives anew from the largest position of each pass."""
 
 
 def own_part() -> tuple[int, int]:
