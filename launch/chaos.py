@@ -43,7 +43,7 @@ from launch.fault_injection.storm import (
     wait_for_updates,
 )
 from launch.health.members import ROLES, members
-from launch.reporting.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
+from launch.reporting.audit import SCORE, RunRecords, audit, num_planned, read_run
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "go-on": signal.SIGCONT}
 COUNTED = (
@@ -77,11 +77,10 @@ def storm(options: argparse.Namespace) -> int:
         tree.wait_for_end()
     run = read_run(folder)
     _print_costs(record, run)
-    findings += audit(run)
-    if options.score is not None:
-        findings.append(score_reached(run, options.score))
-    if not tree.is_alive():
-        findings += [is_complete(run), tree.left_over()]
+    has_ended = not tree.is_alive()
+    findings += audit(run, has_ended, options.score)
+    if has_ended:
+        findings.append(tree.left_over())
     for finding in findings:
         _print(str(finding))
     return 0 if all(finding.is_sound for finding in findings) else 1

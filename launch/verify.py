@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from environments.command_name import command_parser, explained
-from launch.reporting.audit import audit, is_complete, read_run, score_reached
+from launch.reporting.audit import audit, read_run
 
 
 @explained()
@@ -26,12 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ended", action="store_true", help="check too that all updates were made")
     parser.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
     options = parser.parse_args(arguments)
-    run = read_run(options.run)
-    findings = audit(run)
-    if options.ended:
-        findings.append(is_complete(run))
-    if options.score is not None:
-        findings.append(score_reached(run, options.score))
+    findings = audit(read_run(options.run), options.ended, options.score)
     sys.stdout.writelines(f"{finding}\n" for finding in findings)
     return 0 if all(finding.is_sound for finding in findings) else 1
 

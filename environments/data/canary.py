@@ -51,8 +51,9 @@ class Canary:
 
     def __post_init__(self) -> None:
         states, units = (TRIAL, PROMOTED, ROLLED_BACK), (CONVERSATION, KEY)
-        if not ("@" in self.version and 0 < self.share < 1 and self.state in states and self.by in units):
-            raise ValueError(f"a version, its share, its unit or its state is none in {self}")
+        is_share, is_time = 0 < self.share < 1, self.started >= 0
+        if not ("@" in self.version and is_share and is_time and self.state in states and self.by in units):
+            raise ValueError(f"{self} has no version, share, start, unit or state that can be")
 
     @property
     def served(self) -> str:

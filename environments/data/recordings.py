@@ -20,7 +20,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -154,6 +154,22 @@ class Recordings:
         """Return whether the answer of this id is recorded."""
         return ANSWER_ID.fullmatch(answer_id) is not None and self._is_kept(self._path(answer_id))
 
+    def is_whole(self, answer_id: str, known: dict[str, bool]) -> bool:
+        """Return whether an answer, and all before it in its conversation, are recorded.
+
+        Args:
+            known: has this for the answers that were seen before, and true for "", which is before the first.
+        """
+        line, before = list[str](), answer_id
+        while before not in known:
+            known[before] = False  # until those before it are known
+            line.append(before)
+            found = _first_line(RecordedAnswer, self._path(before)) if self.has(before) else None
+            if found is not None:
+                before = found.after or ""
+        known |= dict.fromkeys(line, known[before])
+        return known[answer_id]
+
     def answer(self, owner: str, answer_id: str) -> RecordedAnswer:
         """The recorded answer of this id. Raises ``FileNotFoundError`` if ``owner`` has none."""
         found = _first_line(RecordedAnswer, self._path(answer_id)) if self.has(answer_id) else None
@@ -189,10 +205,13 @@ class Recordings:
         newest, deleted = self._branch({self.answer(owner, answer_id).answer_id}), list[str]()
         while newest:
             for each in reversed(newest):  # the named one goes last: a killed deletion can be repeated
-                self._path(each).unlink(missing_ok=True)
-                self._path(each, _FEEDBACK).unlink(missing_ok=True)  # what comes from now on finds no answer
+                for ending in (_FEEDBACK, ".json", _FEEDBACK):  # what comes from now on finds no answer
+                    self._path(each, ending).unlink(missing_ok=True)
             deleted += newest
             newest = self._branch(set(deleted))  # what was written after one while that was still there
+        for path in (self.folder / ANSWERS).glob(".*.tmp"):  # of a writer that was killed, or finds it gone
+            if path.name[1:].partition(".")[0] in deleted:
+                path.unlink(missing_ok=True)
         sync(self.folder / ANSWERS)
         uses = [each for each in _readings(self.folder) if not set(deleted).isdisjoint(each.answers)]
         return Deletion(answers=deleted, readings=uses)
@@ -209,10 +228,14 @@ class Recordings:
     def _branch(self, first: Set[str]) -> list[str]:
         """The recorded answers among ``first``, and those after them, each behind those that it follows."""
         paths = (path for path in (self.folder / ANSWERS).glob("*.json") if not path.name.endswith(_FEEDBACK))
-        answers = filter(None, (_first_line(RecordedAnswer, path) for path in paths))
-        after = {each.answer_id: each.after for each in answers}
-        lines = [_line(each, after) for each in after]
-        return [line[0] for line in sorted(lines, key=len) if not first.isdisjoint(line)]
+        recorded, following = set[str](), dict[str | None, list[str]]()
+        for each in filter(None, (_first_line(RecordedAnswer, path) for path in paths)):
+            recorded.add(each.answer_id)
+            following.setdefault(each.after, []).append(each.answer_id)
+        branch = [*first]
+        for answer_id in branch:  # it grows meanwhile
+            branch += following.pop(answer_id, ())
+        return [each for each in dict.fromkeys(branch) if each in recorded]
 
     def _path(self, answer_id: str, ending: str = ".json") -> Path:
         return self.folder / ANSWERS / f"{answer_id}{ending}"
@@ -245,7 +268,8 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
         )
     kept = Recordings(folder, keep_days)
     paths = (folder / ANSWERS).glob(f"*{_FEEDBACK}")
-    read = list(filter(None, (_recording(kept, path) for path in paths)))
+    known = {"": True}
+    read = list(filter(None, (_recording(kept, path, known) for path in paths)))
     read.sort(key=lambda each: (each.answer.created, each.answer.answer_id))
     ids = [each.answer.answer_id for each in read]
     reading = Reading(reader=reader, time=int(time.time()), answers=ids)
@@ -260,17 +284,12 @@ def read_recordings(folder: str | Path, reader: str = "training") -> list[Record
     return [each for each in read if kept.has(each.answer.answer_id)]
 
 
-def _recording(kept: Recordings, feedback_path: Path) -> Recording | None:
+def _recording(kept: Recordings, feedback_path: Path, known: dict[str, bool]) -> Recording | None:
     """The recording with this feedback; ``None`` unless all of its conversation up to it is kept."""
     answer_id = feedback_path.name.removesuffix(_FEEDBACK)
     path = feedback_path.with_name(f"{answer_id}.json")
-    before: str | None = answer_id
-    while before is not None:
-        earlier = path.with_name(f"{before}.json")
-        found = _first_line(RecordedAnswer, earlier) if kept.has(before) else None
-        if found is None:
-            return None
-        before = found.after
+    if not kept.is_whole(answer_id, known):
+        return None
     try:
         first, line = path.read_bytes().splitlines()
         answer, trajectory = RecordedAnswer(**json.loads(first)), trajectory_from_json(json.loads(line))
@@ -282,15 +301,6 @@ def _recording(kept: Recordings, feedback_path: Path) -> Recording | None:
     if feedback is None:
         return None
     return Recording(answer=answer, trajectory=trajectory, feedback=feedback)
-
-
-def _line(answer_id: str, after: Mapping[str, str | None]) -> list[str]:
-    """An answer, and those before it in its conversation, the last one first, up to one not recorded."""
-    line, before = [answer_id], after.get(answer_id)
-    while before is not None:
-        line.append(before)
-        before = after.get(before)
-    return line
 
 
 def _readings(folder: Path) -> Iterator[Reading]:

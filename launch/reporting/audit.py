@@ -10,8 +10,8 @@ from typing import Any
 
 from environments.errors import ConfigError
 from launch.reporting.metrics import FRESH_MISMATCH
-from launch.reporting.tracker import read_metrics, read_settings
-from launch.run_folder.consumed_log import Consumed, read_consumed_log
+from launch.reporting.tracker import METRICS, SETTINGS, read_metrics, read_settings
+from launch.run_folder.consumed_log import CONSUMED_LOG, Consumed, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
 from launch.settings.tree import TASKS
 
@@ -66,15 +66,24 @@ def read_run(directory: Path) -> RunRecords:
     return RunRecords(settings, read_consumed_log(directory), read_metrics(directory), versions)
 
 
-def audit(run: RunRecords) -> list[Finding]:
-    """Findings of all checks of a run, which may still be going on. Raises ``ConfigError`` for settings that
-    are not those of a run.
+def audit(run: RunRecords, has_ended: bool = False, score: float | None = None) -> list[Finding]:
+    """Findings of all checks of a run, which may still be going on.
+
+    Args:
+        has_ended: makes ``is_complete`` one of them.
+        score: makes ``score_reached`` one.
+
+    Raises:
+        ConfigError: the records are not those of a run.
     """
+    checks = (*CHECKS, is_complete) if has_ended else CHECKS
     try:
-        return [check(run) for check in CHECKS]
+        findings = [check(run) for check in checks]
+        return findings if score is None else [*findings, score_reached(run, score)]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"The run's settings are not those of a training ({error!r}): copy its settings.yaml again."
+            f"The run's records are not those of a training ({error!r}): copy its {SETTINGS}, {METRICS} and "
+            f"{CONSUMED_LOG} again."
         ) from error
 
 
@@ -108,8 +117,7 @@ def most_overtaken(run: RunRecords) -> int:
     there are updates to come: a run requests no group that it does not consume.
     """
     rollout = run.settings["rollout"]
-    # A run of before the setting has none.
-    if rollout.get("group_order", TASKS) == TASKS or _has_ended(run):
+    if rollout["group_order"] == TASKS or _has_ended(run):
         return 0
     return int(rollout["max_staleness"]) * int(rollout["groups_per_step"])
 

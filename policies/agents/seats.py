@@ -78,7 +78,7 @@ class SeatsAgent(BaseAgent):
         if self.trajectory.steps:
             self.trajectory.steps[-1].reward = 0.0  # the engine has put there what step() returned
             given = info.get("seat_rewards", {})
-            if type(given) is not dict or not all(map(is_reward, given.values())):
+            if not isinstance(given, Mapping) or not all(map(is_reward, given.values())):
                 raise AgentError(
                     f"info['seat_rewards']={given!r} gives no finite number to each seat: write "
                     '{"0": -1.0, "1": 1.0}.'

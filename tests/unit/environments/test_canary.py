@@ -120,7 +120,11 @@ def test_replica_follows_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": "0.5"}, {"share": math.nan}, {"version": 31}, {"state": "promote"}, {"by": "user"}]
+    "wrong",
+    [
+        *({"share": "0.5"}, {"share": math.nan}, {"version": 31}, {"started": "today"}),
+        *({"state": "promote"}, {"by": "user"}),
+    ],
 )
 def test_replica_answers_where_a_hand_has_edited_the_file(tmp_path: Path, wrong: dict[str, object]) -> None:
     file = CanaryFile(tmp_path)

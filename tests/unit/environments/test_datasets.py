@@ -190,7 +190,6 @@ def test_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
     assert (tmp_path / "me/.troupe/datasets/d/default.jsonl").is_file()
 
 
-@pytest.mark.slow
 def test_home_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TROUPE_HOME", str(tmp_path / "file"))
@@ -198,6 +197,7 @@ def test_home_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
         DatasetRegistry.register_dataset("n", rows(1))
 
 
+@pytest.mark.slow
 def test_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
     here, there = tmp_path / "driver", tmp_path / "unpacked_on_another_node"
     here.mkdir()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -134,7 +135,7 @@ def test_answer_after_a_deleted_one_is_not_written(recordings: Recordings) -> No
     assert not list((recordings.folder / "answers").iterdir())
 
 
-@pytest.mark.parametrize("num_done", range(5))
+@pytest.mark.parametrize("num_done", range(8))
 def test_killed_deletion_can_be_repeated(
     recordings: Recordings, monkeypatch: pytest.MonkeyPatch, num_done: int
 ) -> None:
@@ -152,7 +153,6 @@ def test_killed_deletion_can_be_repeated(
         patch.setattr(Path, "unlink", dying)
         recordings.delete("alice", ids[0])
     assert recordings.delete("alice", ids[0]).answers[0] == ids[0]
-    recordings.sweep()  # as a server does when it starts
     assert not list((recordings.folder / "answers").iterdir())
 
 
@@ -188,6 +188,37 @@ def test_feedback_during_a_deletion_is_deleted(
     monkeypatch.setattr(Path, "unlink", unlink_and_judge)
     recordings.delete("alice", answer_id)
     assert not list((recordings.folder / "answers").iterdir())
+
+
+def test_long_conversation_is_read_once(recordings: Recordings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feedback on each answer: a file is opened for its place and for its content, not for those after it."""
+    ids, opened, open_file = list[str](), Counter[str](), Path.open
+    for _ in range(9):
+        ids.append(add_answer(recordings, ["Hi", "Ho"], 1.0, after=ids[-1] if ids else None))
+
+    def counted(path: Path, *given: Any, **options: Any) -> Any:
+        opened[path.name] += 1
+        return open_file(path, *given, **options)
+
+    monkeypatch.setattr(Path, "open", counted)
+    assert len(read_recordings(recordings.folder)) == 9
+    assert {each: opened[f"{each}.json"] for each in ids} == dict.fromkeys(ids, 2)
+    monkeypatch.undo()
+    recordings.folder.joinpath("answers", f"{ids[4]}.json").unlink()
+    assert {each.answer.answer_id for each in read_recordings(recordings.folder)} == {*ids[:4]}
+
+
+def test_deletion_reaches_what_a_kill_has_left_of_a_file(
+    recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole text beside the file, where its writer is killed before the first of two names goes."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok: None)
+        answer_id = add_answer(recordings, ["Hi", "Ho"], 1.0)
+    other = add_answer(recordings, ["Hi", "Ho"])
+    assert len(list((recordings.folder / "answers").iterdir())) == 5
+    recordings.delete("alice", answer_id)
+    assert [path.name for path in (recordings.folder / "answers").iterdir()] == [f"{other}.json"]
 
 
 def test_only_named_readers_read(recordings: Recordings, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from launch.console import main
 
 SETTINGS: dict[str, Any] = {
     "stages": ["reinforce"],
-    "rollout": {"group_size": 2, "max_staleness": 1},
+    "rollout": {"group_size": 2, "max_staleness": 1, "group_order": "tasks"},
     "run": {"num_steps": 2},
     "learner": {"mismatch_alarm": 1e-3},
 }
@@ -72,3 +72,18 @@ def test_verify_refuses_settings_of_something_else(run: Path, settings: str, cap
     (run / "settings.yaml").write_text(settings, "utf-8")
     assert main(["verify", str(run)]) == 2
     assert "are not those of a training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "record"),
+    [
+        ("metrics.jsonl", '{"step": 2, "stream/staleness_max": "x"}'),
+        ("metrics.jsonl", '{"eval/reward_mean": "high", "step": 2}'),
+        ("consumed.jsonl", '{"step": 1, "trained": ["a"], "dropped": {}}'),
+        ("settings.yaml", json.dumps(SETTINGS | {"run": {}})),
+    ],
+)
+def test_verify_refuses_records_of_something_else(run: Path, file: str, record: str, capsys: Any) -> None:
+    (run / file).write_text(f"{record}\n", "utf-8")
+    assert main(["verify", str(run), "--ended", "--score", "0.5"]) == 2
+    assert "copy its settings.yaml, metrics.jsonl and consumed.jsonl again" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -268,6 +269,14 @@ def test_observation_without_a_seat_is_refused() -> None:
 def test_agent_of_one_seat_refuses_the_turn_of_a_seat() -> None:
     with pytest.raises(AgentError, match="SeatsAgent"):
         GameAgent().update_from_env({"seat": "a", "question": "Begin."}, 0.0, False, {})
+
+
+def test_rewards_of_seats_may_be_any_mapping() -> None:
+    agent = SeatsAgent()
+    agent.update_from_env({"seat": "a", "question": "?"}, 0.0, False, {})
+    agent.update_from_model("x")
+    agent.update_from_env("", 0.0, True, {"seat_rewards": defaultdict(float, a=1.0)})
+    assert agent.trajectory.steps[0].reward == 1.0
 
 
 def test_mover_gets_what_step_returns_unless_it_is_named() -> None:
