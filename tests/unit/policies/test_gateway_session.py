@@ -250,6 +250,12 @@ def test_white_space_that_is_left_out_is_no_lost_text(keeps: bool) -> None:
     assert (placed.branch, placed.num_foreign, placed.num_restored) == ("", 0, 0)
 
 
+def test_field_that_is_null_is_not_overruled() -> None:
+    fields = {"temperature": 0.5, "top_p": None, "seed": None, "reasoning_effort": None}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Where?"}], **fields}
+    assert policy_call(Chat(body).chat_request()).overruled == ("temperature",)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
