@@ -404,6 +404,17 @@ def test_named_items_are_those_of_the_responses_before() -> None:
     assert caught.value.param == "input"
 
 
+def test_item_may_be_of_another_response_than_the_earlier_one() -> None:
+    (answer,) = asyncio.run(sampled(first := responses(), "46"))
+    body = {"model": "tiny", "previous_response_id": "resp_1", "input": [named(answer["output"][0])]}
+    second = Responses(body)
+    second.follow([{"type": "message", "role": "user", "content": "Why?"}])
+    assert second.follows == answer["id"]
+    second.follow(first.conversation())
+    assert second.follows is None
+    assert [each.content for each in second.chat_request().messages] == ["Why?", "46"]
+
+
 def named(item: Json) -> Json:
     return {"type": "item_reference", "id": item["id"]}
 
