@@ -29,7 +29,7 @@ RESPONSES_PATH, MODELS_PATH = "/v1/responses", "/v1/models"
 CONNECTION_SECONDS = 3600.0
 """Time after which a connection takes no further frame, as at OpenAI."""
 MAX_CONNECTIONS = 1000
-"""Open connections of an application: each may hold a conversation as large as a body."""
+"""Open connections of an application: each may hold a conversation as large as a body, and frames."""
 MAX_WAITING = 2**24
 """Characters of a connection's frames that wait for their answers: as many as uvicorn takes in one frame."""
 AFTER = "after"
@@ -144,7 +144,6 @@ class _Connection:
                 self.newest if earlier == self.newest.response_id else _Newest(after=earlier)
             )
             answer.items = [*before.items, *_items_of(given.get("input"))]
-            answer.is_stored = given.get("store") is not False
             whole = {**given, "previous_response_id": before.after, "stream": True}
             if before.items:
                 whole["input"] = answer.items
@@ -158,7 +157,7 @@ class _Connection:
             await answer.fail(error)
         if answer.response is None and answer.before is self.newest:
             self.newest = _Newest()
-        elif answer.response is not None and not answer.is_stored:
+        elif answer.response is not None and not answer.response["store"]:
             items = [*answer.items, *answer.response["output"]]
             self.newest = _Newest(answer.response["id"], answer.before.after, items)
 
@@ -218,7 +217,6 @@ class _Answer:
     before: _Newest = _Newest()
     items: Sequence[Json] = ()
     """The items behind the response that the application keeps, up to the answer."""
-    is_stored: bool = True
 
     async def take(self, message: Message) -> None:
         """Take in a part of the answer over HTTP."""

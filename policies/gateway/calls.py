@@ -39,7 +39,7 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
             "say the form in a message.",
             param="response_format",
         )
-    overruled = [name for name in OF_THE_RUN if name in body.model_fields_set]
+    overruled = [name for name in OF_THE_RUN if getattr(body, name) is not None]
     # The model is shown the tools, and told of JSON in a message: whether it writes them is learnt.
     overruled += [] if body.tool_choice in (None, "auto", "none") else ["tool_choice"]
     overruled += [] if form == "text" else ["response_format"]

@@ -242,7 +242,7 @@ def _lacks_part(sent: Message, given: Message) -> bool:
 def _parts(message: Message) -> tuple[str, str]:
     """The thought and the text of a message."""
     thought, text = split_thought(message.get("content") or "")
-    return message.get("reasoning_content") or thought, text
+    return message.get("reasoning_content") or thought, text.strip()
 
 
 def _same_words(one: str, other: str) -> bool:

@@ -93,13 +93,13 @@ class Responses(Dialect):
         Raises:
             InvalidRequestError: it is not kept, or has no item of the name that is sought in it.
         """
-        if self._earlier is None:
+        if is_earlier := self._earlier is None:
             if conversation is None:
                 raise no_earlier_response(str(self.body.previous_response_id), MAX_STORED)
             self._earlier = conversation
         missing, known = self._missing(), {item["id"]: item for item in conversation or () if "id" in item}
         self._items = [known.get(each.get("id"), each) if _is_name(each) else each for each in self._items]
-        if missing and (conversation is None or missing == self._missing()):
+        if not is_earlier and missing == self._missing():
             raise _no_item(missing[-1])
 
     def _missing(self) -> list[str]:

@@ -343,6 +343,8 @@ def messages_of(items: Iterable[Item]) -> list[Json]:
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             case Message() if item.role != "assistant":
                 messages.append({"role": item.role, "content": chat_content(item.content)})
+            case Compaction():
+                messages.append({"role": "assistant", "content": item.encrypted_content})
             case _:
                 is_first = not messages or messages[-1]["role"] != "assistant"
                 if is_first or (has_text_last and item.type == "message"):
@@ -350,7 +352,7 @@ def messages_of(items: Iterable[Item]) -> list[Json]:
                 _add_to_answer(messages[-1], item)
                 if item.type == "function_call":
                     calls.add(item.call_id)
-        has_text_last = item.type == "message"
+        has_text_last = item.type in ("message", "compaction")
     return messages
 
 
@@ -362,7 +364,5 @@ def _add_to_answer(answer: Json, item: Item) -> None:
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             answer.setdefault("tool_calls", []).append(call)
-        case Compaction():
-            answer["content"] = (answer["content"] or "") + item.encrypted_content
         case Message():
             answer["content"] = (answer["content"] or "") + text_of(item.content)

@@ -14,6 +14,7 @@ from policies.gateway.calls import policy_call
 from policies.model_api.dialects.base import Chat, Dialect
 from policies.model_api.dialects.messages import Messages, count_request
 from policies.model_api.dialects.responses import Responses
+from policies.model_api.dialects.responses_request import SUMMARY
 from policies.model_api.errors import InvalidRequestError, UnavailableError
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.protocol import ChatRequest
@@ -402,6 +403,25 @@ def test_named_items_are_those_of_the_responses_before() -> None:
     with pytest.raises(InvalidRequestError, match="no item") as caught:
         responses([named({"id": f"msg_{'0' * 32}009"})]).follow(first.conversation())
     assert caught.value.param == "input"
+
+
+def test_item_may_be_of_another_response_than_the_earlier_one() -> None:
+    (answer,) = asyncio.run(sampled(first := responses(), "46"))
+    body = {"model": "tiny", "previous_response_id": "resp_1", "input": [named(answer["output"][0])]}
+    second = Responses(body)
+    second.follow([{"type": "message", "role": "user", "content": "Why?"}])
+    assert second.follows == answer["id"]
+    second.follow(first.conversation())
+    assert second.follows is None
+    assert [each.content for each in second.chat_request().messages] == ["Why?", "46"]
+
+
+def test_summary_is_a_message_of_its_own() -> None:
+    """Else the text of an answer after it is read as the end of its last sentence."""
+    summary = {"type": "compaction", "encrypted_content": f"{SUMMARY}They asked."}
+    texts = [{"type": "message", "role": "assistant", "content": each} for each in ("Before.", "After.")]
+    chat = responses([texts[0], summary, texts[1]]).chat_request()
+    assert [each.content for each in chat.messages] == ["Before.", f"{SUMMARY}They asked.", "After."]
 
 
 def named(item: Json) -> Json:

@@ -241,6 +241,21 @@ def test_text_beside_a_call_may_be_left_out(keeps: bool, ids: str, branch: str) 
     assert placed.messages[1]["content"] == ("" if branch else f"I look.\n{CALL}")
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_white_space_that_is_left_out_is_no_lost_text(keeps: bool) -> None:
+    session, asked = Session(keeps_thoughts=keeps), {"role": "user", "content": "Where?"}
+    session.place(PolicyCall([asked]))
+    session.answer("\n\n", message_of("\n\n", [], None, 0))
+    placed = session.place(PolicyCall([asked, {"role": "assistant", "content": ""}, asked]))
+    assert (placed.branch, placed.num_foreign, placed.num_restored) == ("", 0, 0)
+
+
+def test_field_that_is_null_is_not_overruled() -> None:
+    fields = {"temperature": 0.5, "top_p": None, "seed": None, "reasoning_effort": None}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Where?"}], **fields}
+    assert policy_call(Chat(body).chat_request()).overruled == ("temperature",)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
