@@ -57,6 +57,15 @@ def replaced(path: Path, is_new: bool = False) -> Iterator[Path]:
     sync(path.parent)
 
 
+def place(made: Path, folder: Path) -> None:
+    """Give a whole folder its name. Another process may have made the same meanwhile: then that one stays."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
 @contextmanager
 def writing_to(folder: str, remedy: str) -> Iterator[None]:
     """Raises ``ConfigError`` in place of an ``OSError`` of the block: it names the folder, and the remedy."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from environments.disk import writing_to
+from environments.disk import place, writing_to
 from environments.errors import ConfigError
 from policies.guard import SPACE
 from policies.tiny import CHAT_TEMPLATE
@@ -92,7 +92,7 @@ def pretrained_folder(name: str) -> str:
             temporary = Path(mkdtemp(prefix=f".{name}.", dir=cache))
         try:
             _make(name, temporary)
-            _move(temporary / "model", folder)
+            place(temporary / "model", folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return str(folder)
@@ -186,12 +186,3 @@ def _read_tokenizer(gguf: Path) -> Any:
     marks = of_type(TokenType.CONTROL)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in marks])
     return tokenizer
-
-
-def _move(made: Path, folder: Path) -> None:
-    """Another process may have made the same folder meanwhile: then that one stays."""
-    try:
-        os.rename(made, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise

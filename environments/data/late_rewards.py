@@ -53,7 +53,7 @@ class LateRewards:
         if SESSION.fullmatch(session) is None or not self._path(session, "awaited").exists():
             raise FileNotFoundError(session)
         with replaced(self._path(session, "json"), is_new=True) as unfinished:
-            unfinished.write_text(json.dumps(result), encoding="utf-8")
+            unfinished.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
 
     def read(self) -> dict[str, dict[str, Any]]:
         """The rewards by their sessions. Raises ``DatasetError`` for a damaged file."""

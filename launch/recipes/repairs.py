@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from environments.data.repairs import INSTRUCTION, write_repairs
+from environments.disk import place
 from launch.recipes.demonstration import written_call
 from launch.recipes.task_file import harbor_workload
 from launch.workload import Workload
@@ -44,6 +45,6 @@ def workload(seed: int) -> Workload:
     if not FOLDER.is_dir():
         with TemporaryDirectory(dir=".", prefix=f".{FOLDER}.") as unfinished:
             write_repairs(made := Path(unfinished, "whole"))
-            made.rename(FOLDER)
+            place(made, FOLDER)
     given = harbor_workload(str(FOLDER), seed)
     return replace(given, agent_args={**given.agent_args, "examples": EXAMPLE})

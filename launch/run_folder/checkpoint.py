@@ -111,7 +111,7 @@ class Manifest:
         except ValueError as error:
             raise ValueError(f"{STATE} is no JSON: {error}") from error
         if fields.pop(DIGEST, None) != _digest_of(fields):
-            raise ValueError(f"{STATE} is not what was written: its SHA-256 differs")
+            raise ValueError(f"{STATE} is not what this version has written: its SHA-256 differs")
         return replace(
             Manifest(**fields),
             progress=Progress(**fields["progress"]),

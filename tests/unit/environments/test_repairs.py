@@ -144,3 +144,14 @@ def test_tasks_that_were_written_in_part_are_none(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         repairs.workload(0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_that_another_process_has_written_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slower(folder: Path) -> None:
+        write_repairs(folder)
+        write_repairs(tmp_path / "repairs")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repairs, "write_repairs", slower)
+    assert len(repairs.workload(0).train_dataset)
+    assert [each.name for each in tmp_path.iterdir()] == ["repairs"]

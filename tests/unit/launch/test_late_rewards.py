@@ -177,6 +177,8 @@ def test_late_reward_that_is_no_finite_number_is_refused(tmp_path: Path) -> None
     ):
         with pytest.raises(ValueError, match="has no reward"):
             late.give("session-1", wrong)
+    with pytest.raises(ValueError, match="JSON"):
+        late.give("session-1", {"error": "lost", "seconds": math.nan})
     late.give("session-1", {"reward": 1.0})
     assert late.read() == {"session-1": {"reward": 1.0}}
 
