@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Else most calls of Ray start a cluster where there is none, and its end takes the tests' process along.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the tests behind it
 hypothesis.settings.register_profile("busy", deadline=None)  # a generated test may be slow on a busy machine
 hypothesis.settings.load_profile("busy")
 

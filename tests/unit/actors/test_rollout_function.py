@@ -533,7 +533,8 @@ def test_function_ends_whose_rollout_is_interrupted_at_an_answer() -> None:
     assert env._waiting is not None and env._program is not None
     answer = env._waiting.answer
     answer.add_done_callback(lambda _: signal.raise_signal(signal.SIGINT))
-    action = {"text": "b", "tool_calls": [], "finish_reason": "stop", "usage": {}, "policy_version": 0}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    action = {"text": "b", "tool_calls": [], "finish_reason": "stop", "usage": usage, "policy_version": 0}
     with pytest.raises(KeyboardInterrupt):
         env.step({**action, "branch": ""})
     assert answer.done()
