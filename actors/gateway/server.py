@@ -27,10 +27,10 @@ from actors.gateway.calls import ProgramCalls
 from actors.gateway.client import MODEL
 from actors.gateway.entries import ENTRIES_HEADER, Part
 from actors.rollouts.player import NODE_ADDRESS
-from actors.serving.errors import MESSAGES_PATH, error_response
+from actors.serving.errors import COMPACT_PATH, MESSAGES_PATH, MODELS_PATH, RESPONSES_PATH, error_response
 from actors.serving.events import EVENTS, event
 from actors.serving.keys import sent_keys, unknown_key
-from actors.serving.responses_socket import MODELS_PATH, RESPONSES_PATH, ResponsesSocket
+from actors.serving.responses_socket import ResponsesSocket
 from environments.errors import TroupeError
 from environments.messages import json_key
 from policies.gateway.answers import chunks_of, completion_of
@@ -60,7 +60,7 @@ DIALECTS: dict[str, type[Chat | Messages | Responses]] = {
     "/v1/chat/completions": Chat,
     MESSAGES_PATH: Messages,
     RESPONSES_PATH: Responses,
-    f"{RESPONSES_PATH}/compact": Compact,
+    COMPACT_PATH: Compact,
 }
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 

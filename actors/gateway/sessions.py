@@ -58,8 +58,8 @@ from actors.gateway.server import (
     serve,
     settled,
 )
+from actors.serving.errors import MODELS_PATH
 from actors.serving.keys import KEYS_VARIABLE, ApiKeys, read_keys, sent_keys, unknown_key
-from actors.serving.responses_socket import MODELS_PATH
 from environments.data.late_rewards import LateRewards
 from environments.rewards.base import MAX_REWARD, is_reward
 from policies.agent_api.context import SESSION_HEADER

@@ -11,8 +11,9 @@ from policies.model_api.dialects.errors import anthropic_error, openai_error
 from policies.model_api.dialects.responses import responses_error
 from policies.model_api.errors import RequestError, request_error
 
-MESSAGES_PATH = "/v1/messages"
-FORMS = {MESSAGES_PATH: anthropic_error, "/v1/responses": responses_error}
+MESSAGES_PATH, RESPONSES_PATH, MODELS_PATH = "/v1/messages", "/v1/responses", "/v1/models"
+COMPACT_PATH = f"{RESPONSES_PATH}/compact"
+FORMS = {MESSAGES_PATH: anthropic_error, RESPONSES_PATH: responses_error}
 """Forms of errors by path; OpenAI's everywhere else."""
 
 

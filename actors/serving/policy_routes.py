@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from actors.serving.errors import MESSAGES_PATH
+from actors.serving.errors import COMPACT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from actors.serving.http import replica, request_context, respond
 from actors.serving.recorded_chat import AnswerPlace, recorded_chat, unrecorded
 from actors.serving.responses_socket import AFTER
@@ -62,7 +62,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     return await respond(_sample(body, request), body.stream)
 
 
-@policy_routes.post("/v1/responses")
+@policy_routes.post(RESPONSES_PATH)
 async def responses(
     body: Annotated[Json, DescribedBy(PolicyResponses, ResponsesRequest)], request: Request
 ) -> Response:
@@ -74,7 +74,7 @@ async def responses(
     return await _response(Responses(body), request)
 
 
-@policy_routes.post("/v1/responses/compact")
+@policy_routes.post(COMPACT_PATH)
 async def compact(body: Annotated[Json, DescribedBy(CompactRequest)], request: Request) -> Response:
     """OpenAI's compaction of a conversation, by the policy."""
     return await _response(Compact(body), request)

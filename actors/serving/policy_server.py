@@ -23,6 +23,7 @@ from actors.served_agents.recorder import opened_recordings
 from actors.serving.access import Access
 from actors.serving.agent_routes import agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
+from actors.serving.errors import MODELS_PATH
 from actors.serving.http import http, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
@@ -183,11 +184,11 @@ class PolicyServer:
         text = self.access.metrics.text(engine.version, engine.stats(), waiting, engine.tokens_in_flight)
         return PlainTextResponse(text)
 
-    @http.get("/v1/models")
+    @http.get(MODELS_PATH)
     async def models(self) -> dict[str, Any]:
         models = self.openai.models()
         return {**models, "data": models["data"] + self.agents.chat.models()}
 
-    @http.get("/v1/models/{name:path}")
+    @http.get(f"{MODELS_PATH}/{{name:path}}")
     async def model(self, name: str) -> dict[str, Any]:
         return (self.agents.chat if name.startswith(PREFIX) else self.openai).model(name)

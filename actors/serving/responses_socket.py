@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.serving.errors import error_form, reject
+from actors.serving.errors import MODELS_PATH, RESPONSES_PATH, error_form, reject
 from policies.model_api.dialects.base import DONE
 from policies.model_api.dialects.responses_draft import ENDS
 from policies.model_api.errors import InvalidRequestError, UnavailableError
@@ -25,7 +25,6 @@ from policies.model_api.errors import InvalidRequestError, UnavailableError
 Json = dict[str, Any]
 
 logger = logging.getLogger("ray.serve")
-RESPONSES_PATH, MODELS_PATH = "/v1/responses", "/v1/models"
 CONNECTION_SECONDS = 3600.0
 """Time after which a connection takes no further frame, as at OpenAI."""
 MAX_CONNECTIONS = 1000
