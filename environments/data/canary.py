@@ -53,7 +53,7 @@ class Canary:
         states, units = (TRIAL, PROMOTED, ROLLED_BACK), (CONVERSATION, KEY)
         is_share, is_time = 0 < self.share < 1, self.started >= 0
         if not ("@" in self.version and is_share and is_time and self.state in states and self.by in units):
-            raise ValueError(f"{self} has no version, share, start, unit or state that can be")
+            raise ValueError(f"{self}: a version, share, start, unit or state has a value that none can have")
 
     @property
     def served(self) -> str:

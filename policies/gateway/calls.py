@@ -41,8 +41,10 @@ def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
         )
     overruled = [name for name in OF_THE_RUN if getattr(body, name) is not None]
     # The model is shown the tools, and told of JSON in a message: whether it writes them is learnt.
-    overruled += [] if body.tool_choice in (None, "auto", "none") else ["tool_choice"]
-    overruled += [] if form == "text" else ["response_format"]
+    if body.tool_choice not in (None, "auto", "none"):
+        overruled.append("tool_choice")
+    if form != "text":
+        overruled.append("response_format")
     # Values that cannot be sampled with are an error of the call here, and of the rollout later.
     SamplingParams(max_tokens=body.max_tokens, stop=body.stops())
     sampling = {"max_tokens": body.max_tokens, "stop": body.stops() or None}
